@@ -1,0 +1,1 @@
+"""Environments: one contract (`envs.api`) over ManiSkill, LIBERO and gymnasium."""

@@ -1,0 +1,1 @@
+"""Policies: one contract (`policies.api`) over OpenVLA, OpenVLA-OFT and small networks."""

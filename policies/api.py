@@ -1,0 +1,174 @@
+"""The policy contract: what a policy looks like to the workers that act with it and train it.
+
+A policy turns observations into chunks of actions and, for the same inputs, tells the log-probability of what it
+drew. `act` and `evaluate` share one function for log-probabilities, so that evaluating what was just drawn gives the
+same number: the importance ratio of the first update is 1 by construction.
+
+Shape letters: B rows, C actions of a chunk, D tokens of an action (for Gaussian policies: its dimensions), V values.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+from typing import Any, Literal, Protocol
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from embodied.config import config
+
+
+class Observed(Protocol):
+    """What `prepare` reads of an observation; `envs.api.Observation` is one."""
+
+    state: torch.Tensor  # float32 [B, S]
+    images: torch.Tensor | None  # uint8 [B, V, H, W, 3]
+    privileged: torch.Tensor | None  # float32 [B, P]
+    instruction: list[str]  # B texts
+
+
+class Noise(Protocol):
+    """Where the randomness of a draw comes from, row by row; `embodied.random.RowNoise` is one."""
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """float32 [B, *shape] in (0, 1)."""
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """float32 [B, *shape], standard normal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """The environment's side of a policy: sizes of what it sees and of what it must emit.
+
+    action_kind "continuous": `action_dim` numbers within [action_low, action_high]; "discrete": one index below
+    `choices` (action_dim is 1).
+    """
+
+    state_dim: int
+    action_dim: int
+    action_kind: Literal["continuous", "discrete"] = "continuous"
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    choices: int = 0
+    privileged_dim: int = 0
+    cameras: int = 0
+    image_height: int = 0
+    image_width: int = 0
+    instructions: tuple[str, ...] = ("",)
+
+
+class Decode(enum.Enum):
+    """How an action is taken from the distribution."""
+
+    SAMPLE = "sample"
+    GREEDY = "greedy"  # the most probable token; the mean of a Gaussian
+
+
+@config
+class Sampling:
+    """How actions are drawn, in this fixed order: mask to the action vocabulary, temperature, top-k, top-p, softmax.
+
+    Log-probabilities, in `act` and `evaluate`, sampled or greedy, are those of the resulting distribution.
+    top_k 0 and top_p 1 mean no limit. Gaussian policies scale their standard deviation by `temperature`.
+    """
+
+    decode: Literal["sample", "greedy"] = "sample"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (decode: greedy takes the mode)")
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_k is {self.top_k} and top_p {self.top_p}; expected top_k >= 0 and 0 < top_p <= 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyOutput:
+    """What `act` decided for B rows.
+
+    actions float32 [B, C, A]: what the environment executes. tokens [B, C, D]: what was drawn, in the form
+    `evaluate` takes (int64 token ids, or float32 unclipped Gaussian draws). logprobs float32 [B, C, D]: of those
+    draws. value float32 [B, V] or None for a policy without value head; V is 1 (per chunk) or C (per action).
+    """
+
+    actions: torch.Tensor
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    value: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` finds, differentiable: logprobs, entropy float32 [B, C, D]; value float32 [B, V] or None."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    value: torch.Tensor | None
+
+
+@config
+class PolicyConfig:
+    """Options every policy has; each kind of policy derives its own record from it.
+
+    name: `mlp`, `cnn`, `openvla/7b`, `openvla_oft/tiny`, or a folder or hub id of a saved policy.
+    chunk: C, how many actions are emitted at once; None takes the policy's own.
+    value: whether there is a value head, and whether it gives one value a chunk or one an action.
+    """
+
+    name: str
+    chunk: int | None = None
+    value: Literal["none", "chunk", "action"] = "chunk"
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySpec:
+    """What a built policy is: C, A, D, V as above (V is 0 without a value head)."""
+
+    name: str
+    chunk: int
+    action_dim: int
+    tokens_per_action: int
+    values: int
+
+
+class Policy(nn.Module, abc.ABC):
+    """A torch module that acts and can be trained with policy gradients."""
+
+    spec: PolicySpec
+
+    @abc.abstractmethod
+    def prepare(self, observation: Observed) -> TensorDict:
+        """Everything the network needs of B observations (tokenised, normalised, resized), batch size [B].
+
+        Deterministic and without gradient; its result is stored in trajectories and fed to `evaluate` again.
+        """
+
+    @abc.abstractmethod
+    def act(self, inputs: TensorDict, sampling: Sampling, noise: Noise) -> PolicyOutput:
+        """Decide. Called under `torch.no_grad` and in eval mode; one forward pass gives actions, log-probabilities and
+        values. Greedy decoding draws nothing from `noise`."""
+
+    @abc.abstractmethod
+    def evaluate(self, inputs: TensorDict, tokens: torch.Tensor, sampling: Sampling) -> Evaluation:
+        """Log-probability and entropy of `tokens` [B, C, D] given `inputs`, and values; with gradient."""
+
+    @abc.abstractmethod
+    def value(self, inputs: TensorDict) -> torch.Tensor:
+        """float32 [B, V] values alone. Raises ConfigurationError for a policy without value head."""
+
+    @abc.abstractmethod
+    def metadata(self) -> dict[str, Any]:
+        """JSON-able description from which `policies.load` rebuilds the module before it loads the weights."""
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Trainable parameters by role, `actor` and `critic`, so that each may have its own learning rate and the actor
+        can be held still while the critic warms up. Shared parameters belong to `actor`."""
+        critic = [p for name, p in self.named_parameters() if p.requires_grad and name.startswith("value_head.")]
+        chosen = {id(p) for p in critic}
+        return {"actor": [p for p in self.parameters() if p.requires_grad and id(p) not in chosen], "critic": critic}

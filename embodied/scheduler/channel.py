@@ -1,0 +1,185 @@
+"""The channel: a bounded, keyed, first-in-first-out queue between the workers of one process.
+
+Items of one key arrive in the order they were put; a reader of one key never sees another's items, and waits only for
+its own. `end` marks the end of a round: iterating a receiver stops once every producer has ended its round. Every wait
+has a deadline whose message names both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import AsyncIterator, Hashable
+from typing import Any
+
+from embodied.errors import ChannelClosed, DeadlineExceeded
+from embodied.scheduler.trace import WAIT, Trace
+
+
+class Channel:
+    """A queue with named producers and consumers.
+
+    Args:
+        name: for messages, e.g. "env.observations -> policy.observations".
+        producers, consumers: names of the workers at either end.
+        kind: the type every item must have.
+        capacity: items that may be under way; a put beyond that waits (back-pressure).
+        deadline: seconds a single wait may take.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        producers: list[str],
+        consumers: list[str],
+        kind: type,
+        *,
+        capacity: int,
+        deadline: float,
+        trace: Trace,
+    ) -> None:
+        self.name = name
+        self.producers = producers
+        self.consumers = consumers
+        self.kind = kind
+        self.capacity = capacity
+        self.deadline = deadline
+        self.trace = trace
+        self.closed: BaseException | None = None
+        self._items: dict[Hashable, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        self._arrivals: collections.deque[Hashable] = collections.deque()  # keys in order of arrival
+        self._count = 0
+        self._ended: set[str] = set()
+        self._changed = asyncio.Condition()
+        self._last_put: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def put(self, item: Any, key: Hashable, producer: str) -> None:
+        """Append `item` to the queue of `key`, waiting while the channel is full."""
+        if not isinstance(item, self.kind):
+            raise TypeError(
+                f"channel {self.name} carries {self.kind.__name__}, but {producer} put a {type(item).__name__}"
+            )
+        async with self._changed:
+            if self._count >= self.capacity:
+                await self._wait(lambda: self._count < self.capacity, producer, "to put an item", self.consumers)
+            self._check_open(producer)
+            self._items[key].append(item)
+            self._arrivals.append(key)
+            self._count += 1
+            self._last_put[producer] = time.perf_counter()
+            self._changed.notify_all()
+
+    async def get(self, key: Hashable, consumer: str) -> Any:
+        """The oldest item of `key`."""
+        async with self._changed:
+            if not self._items[key]:
+                await self._wait(
+                    lambda: bool(self._items[key]), consumer, f"for an item of key {key!r}", self.producers
+                )
+            self._check_open(consumer)
+            self._arrivals.remove(key)
+            return self._take(key)
+
+    async def get_any(self, consumer: str) -> tuple[Hashable, Any] | None:
+        """The oldest item of any key with its key, or None once every producer has ended the round."""
+        async with self._changed:
+            if not self._arrivals and len(self._ended) < len(self.producers):
+                await self._wait(
+                    lambda: bool(self._arrivals) or len(self._ended) == len(self.producers),
+                    consumer,
+                    "for an item",
+                    [p for p in self.producers if p not in self._ended],
+                )
+            self._check_open(consumer)
+            if not self._arrivals:
+                self._ended.clear()
+                return None
+            key = self._arrivals.popleft()
+            return key, self._take(key)
+
+    async def end(self, producer: str) -> None:
+        """This producer puts nothing more in this round."""
+        async with self._changed:
+            self._ended.add(producer)
+            self._changed.notify_all()
+
+    def drain(self) -> list[Any]:
+        """Remove and return everything under way, in order of arrival, and forget who ended the round."""
+        items = []
+        while self._arrivals:
+            items.append(self._take(self._arrivals.popleft()))
+        self._ended.clear()
+        return items
+
+    async def close(self, reason: BaseException) -> None:
+        """Wake everyone who waits: they get ChannelClosed with `reason` as its cause."""
+        async with self._changed:
+            self.closed = reason
+            self._changed.notify_all()
+
+    def _take(self, key: Hashable) -> Any:
+        queue = self._items[key]
+        item = queue.popleft()
+        if not queue:
+            del self._items[key]
+        self._count -= 1
+        self._changed.notify_all()
+        return item
+
+    def _check_open(self, who: str) -> None:
+        if self.closed is not None:
+            raise ChannelClosed(f"channel {self.name} was closed while {who} used it: {self.closed}") from self.closed
+
+    async def _wait(self, condition: Any, who: str, what: str, others: list[str]) -> None:
+        begin = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.deadline):
+                await self._changed.wait_for(lambda: self.closed is not None or condition())
+        except TimeoutError:
+            heard = {p: f"{time.perf_counter() - t:.0f} s ago" for p, t in self._last_put.items()}
+            raise DeadlineExceeded(
+                f"{who} waited {self.deadline:g} s {what} on channel {self.name} for {', '.join(others) or 'nobody'}; "
+                f"{self._count} of {self.capacity} items are under way; last item from each producer: {heard or 'never'}. "
+                "Look at what that worker was doing, or raise cluster.deadline_seconds if it is only slow."
+            ) from None
+        finally:
+            self.trace.add(who, f"wait {what}", WAIT, begin, time.perf_counter())
+
+
+class Sender:
+    """A producer's end of its channels: an output may feed several consumers' stages."""
+
+    def __init__(self, channels: list[Channel], producer: str) -> None:
+        self._channels = channels
+        self._producer = producer
+
+    async def put(self, item: Any, key: Hashable = 0) -> None:
+        """Hand `item` on, waiting while a channel is full."""
+        for channel in self._channels:
+            await channel.put(item, key, self._producer)
+
+    async def end(self) -> None:
+        """Say that this round is over for this producer."""
+        for channel in self._channels:
+            await channel.end(self._producer)
+
+
+class Receiver:
+    """A consumer's end of one channel."""
+
+    def __init__(self, channel: Channel, consumer: str) -> None:
+        self._channel = channel
+        self._consumer = consumer
+
+    async def get(self, key: Hashable = 0) -> Any:
+        """The oldest item of `key`."""
+        return await self._channel.get(key, self._consumer)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Hashable, Any]]:
+        """(key, item) in order of arrival until every producer has ended the round."""
+        while (entry := await self._channel.get_any(self._consumer)) is not None:
+            yield entry

@@ -1,0 +1,77 @@
+"""The micro flow as a value: where each stage runs, in how many processes, pieces and slots.
+
+A plan is data: it is chosen, printed, saved as `plan.json`, edited and given back; launchers carry it out exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Literal
+
+from embodied.config import config, parse
+from embodied.errors import ConfigurationError, suggest
+from embodied.scheduler.flow import ACCELERATOR, Flow
+
+
+@config
+class StagePlan:
+    """One stage's placement.
+
+    devices: torch device names its workers use, one worker each, in rank order.
+    granularity: items handed on at once; None hands on everything at the end of the round.
+    slots: sub-batches served in turn. resident: device state stays on the device between the stage's turns.
+    """
+
+    devices: tuple[str, ...]
+    granularity: int | None = None
+    slots: int = 1
+    resident: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ValueError("a stage needs at least one device")
+
+
+@config
+class Plan:
+    """A flow's placement: the launcher and every stage's plan, with the reason it was chosen."""
+
+    flow: str
+    launcher: Literal["inline"]
+    stages: dict[str, StagePlan]
+    why: str = ""
+
+    def to_json(self) -> str:
+        """Readable JSON; `from_json` is its inverse."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Raises ConfigurationError naming what is not as a plan should be."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"the plan is not JSON: {error}") from None
+        return parse(cls, values, at="plan")
+
+    def check(self, flow: Flow) -> None:
+        """Raise ConfigurationError unless this plan places exactly the stages of `flow`."""
+        for name in self.stages:
+            if name not in flow.stages:
+                raise ConfigurationError(
+                    f"the plan places a stage {name!r}. " + suggest(name, flow.stages, noun="stages")
+                )
+        missing = [name for name in flow.stages if name not in self.stages]
+        if missing:
+            raise ConfigurationError(f"the plan does not place stage(s) {', '.join(missing)} of flow {flow.name!r}")
+
+
+def single_device_plan(flow: Flow, device: str, slots: int) -> Plan:
+    """Every stage in this process; stages that need an accelerator on `device`, the others on the CPU."""
+    stages = {
+        name: StagePlan(devices=(device if stage.needs == ACCELERATOR else "cpu",), slots=slots)
+        for name, stage in flow.stages.items()
+    }
+    why = "one device: all workers run as coroutines of one process and share their weights"
+    return Plan(flow=flow.name, launcher="inline", stages=stages, why=why)

@@ -1,0 +1,138 @@
+"""The worker: a piece of a flow that reads channels and writes channels and never knows where it runs.
+
+A stage of a flow names a worker class; a launcher makes its instances, binds their ports to channels and calls their
+operations. Ports are declared as class attributes:
+
+    class PolicyWorker(Worker):
+        observations = Input(ObservationMessage)
+        decisions = Output(Decision)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from embodied.scheduler.trace import BUSY, Trace
+
+if TYPE_CHECKING:
+    from embodied.scheduler.channel import Receiver, Sender
+
+
+class Port:
+    """A named, typed end of a channel, declared on a worker class."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, worker: Worker | None, owner: type) -> Any:
+        if worker is None:
+            return self
+        try:
+            return worker.ports[self.name]
+        except KeyError:
+            raise AttributeError(
+                f"port {self.name!r} of {worker.name} is not connected; add an edge for it to the flow"
+            ) from None
+
+
+class Input(Port):
+    """Where a worker receives items of one type; on an instance it is a `Receiver`."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, worker: Worker | None, owner: type) -> Receiver: ...
+
+
+class Output(Port):
+    """Where a worker hands on items of one type; on an instance it is a `Sender`."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, worker: Worker | None, owner: type) -> Sender: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerContext:
+    """What a launcher tells a worker about its place.
+
+    stage, rank, world: its stage's name, its index among the stage's workers and how many there are.
+    device: torch device name of its tensors. slots: sub-batches served in turn. seed: the run's seed.
+    trace: where its spans go. deadline: seconds any single wait may take.
+    """
+
+    stage: str
+    rank: int
+    world: int
+    device: str
+    slots: int
+    seed: int
+    trace: Trace
+    deadline: float
+
+    @property
+    def name(self) -> str:
+        """`stage[rank]`, as used in messages and traces."""
+        return f"{self.stage}[{self.rank}]"
+
+
+class Worker:
+    """Base of all workers; subclasses add async operations that a run calls through their group."""
+
+    def __init__(self, context: WorkerContext, options: Any = None) -> None:
+        self.context = context
+        self.options = options
+        self.ports: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """`stage[rank]`."""
+        return self.context.name
+
+    async def setup(self) -> None:
+        """Acquire what the worker needs (models, simulators); called once, before any operation."""
+
+    async def close(self) -> None:
+        """Free it again; called once, also after a failure."""
+
+    def load(self) -> None:
+        """Bring device state onto the device (the worker has just been given the device)."""
+
+    def unload(self) -> None:
+        """Take device state off the device (the worker is about to give the device back)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists of tensors, numbers, strings: everything a resumed run needs to go on to the bit."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+
+    def weights(self) -> dict[str, Any]:
+        """The named tensors that a weight edge carries; for the source of one."""
+        raise NotImplementedError(f"{type(self).__name__} is the source of a weight edge but offers no weights()")
+
+    def adopt_weights(self, weights: dict[str, Any], version: int) -> None:
+        """Act with `weights` from now on; for the target of a weight edge. The tensors may be shared with the source."""
+        raise NotImplementedError(f"{type(self).__name__} is the target of a weight edge but has no adopt_weights()")
+
+    def memory(self) -> int:
+        """Bytes of device state that `unload` would free."""
+        return 0
+
+    def timed(self, name: str, category: str = BUSY) -> contextlib.AbstractContextManager[None]:
+        """Record a span of this worker."""
+        return self.context.trace.span(self.name, name, category)
+
+
+def ports_of(worker: type[Worker], kind: type[Port]) -> dict[str, Port]:
+    """The ports of one kind (Input, Output) that a worker class declares, by name."""
+    found: dict[str, Port] = {}
+    for base in reversed(worker.__mro__):
+        found.update({name: value for name, value in vars(base).items() if isinstance(value, kind)})
+    return found

@@ -143,7 +143,8 @@ class Channel:
             heard = {p: f"{time.perf_counter() - t:.0f} s ago" for p, t in self._last_put.items()}
             raise DeadlineExceeded(
                 f"{who} waited {self.deadline:g} s {what} on channel {self.name} for {', '.join(others) or 'nobody'}; "
-                f"{self._count} of {self.capacity} items are under way; last item from each producer: {heard or 'never'}. "
+                f"{self._count} of {self.capacity} items are under way; "
+                f"last item from each producer: {heard or 'never'}. "
                 "Look at what that worker was doing, or raise cluster.deadline_seconds if it is only slow."
             ) from None
         finally:

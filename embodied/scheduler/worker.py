@@ -118,7 +118,7 @@ class Worker:
         raise NotImplementedError(f"{type(self).__name__} is the source of a weight edge but offers no weights()")
 
     def adopt_weights(self, weights: dict[str, Any], version: int) -> None:
-        """Act with `weights` from now on; for the target of a weight edge. The tensors may be shared with the source."""
+        """Act with `weights` from now on; for the target of a weight edge. Tensors may be shared with the source."""
         raise NotImplementedError(f"{type(self).__name__} is the target of a weight edge but has no adopt_weights()")
 
     def memory(self) -> int:

@@ -14,6 +14,7 @@ from embodied.errors import EmbodiedError, WorkerError
 from embodied.scheduler.channel import Channel, Receiver, Sender
 from embodied.scheduler.flow import Flow
 from embodied.scheduler.plan import Plan
+from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import Trace
 from embodied.scheduler.worker import Worker, WorkerContext
 
@@ -27,7 +28,7 @@ class WorkerGroup:
 
     async def call(self, operation: str, *arguments: Any) -> list[Any]:
         """Run `operation(*arguments)` on every worker; results in rank order."""
-        return await _together([_named(w, operation, getattr(w, operation)(*arguments)) for w in self.workers])
+        return await together([_named(w, operation, getattr(w, operation)(*arguments)) for w in self.workers])
 
 
 class InlineLauncher:
@@ -56,7 +57,7 @@ class InlineLauncher:
             self.groups[name] = WorkerGroup(name, workers)
         self._connect()
         try:
-            await _together([_named(w, "setup", w.setup()) for g in self.groups.values() for w in g.workers])
+            await together([_named(w, "setup", w.setup()) for g in self.groups.values() for w in g.workers])
         except BaseException:
             await self._close_workers()
             raise
@@ -73,7 +74,7 @@ class InlineLauncher:
 
     async def together(self, *operations: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
         """Run several groups' operations at once; the first failure cancels the others and is raised."""
-        return await _together(list(operations))
+        return await together(operations)
 
     async def sync_weights(self, version: int) -> None:
         """Carry weights along every weight edge; within one process the tensors are shared, so nothing is copied."""
@@ -122,13 +123,3 @@ async def _named(worker: Worker, operation: str, work: Coroutine[Any, Any, Any])
         raise
     except Exception as error:
         raise WorkerError(f"{worker.name} failed in {operation}: {type(error).__name__}: {error}") from error
-
-
-async def _together(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(w) for w in work]
-    except BaseExceptionGroup as group:
-        # the first failure is the cause; the others were cancelled because of it
-        raise group.exceptions[0] from group.exceptions[0].__cause__
-    return [task.result() for task in running]

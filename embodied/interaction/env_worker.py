@@ -1,0 +1,240 @@
+"""The environment worker: steps its environments, slot by slot, and forms trajectories and evaluation episodes.
+
+While the policy decides for one slot, the simulators of the other slots run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.interaction.assignments import TrainingAssignments
+from embodied.interaction.messages import Decision, Question, Rollout
+from embodied.interaction.trajectory import Trajectory, TrajectoryBuilder
+from embodied.scheduler import Input, Output, Worker, WorkerContext
+from embodied.scheduler.tasks import together
+from embodied.scheduler.trace import WAIT
+from envs import registry
+from envs.api import Assignments, AutoReset, EnvConfig, Observation, StepResult, VectorEnv
+
+# how long to leave the processor to the simulators between two looks at whether they are done
+_NAP_SECONDS = 5e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvWorkerOptions:
+    """env: the environments of all workers of the stage together. group_size: environments of one GRPO group.
+    fresh: every rollout starts with new episodes instead of going on with those under way."""
+
+    env: EnvConfig
+    group_size: int = 1
+    fresh: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedEpisode:
+    """One finished episode: its assignment (task, initial state, seed), length in control steps, sum of rewards,
+    and whether it succeeded at any step and at its last."""
+
+    task: int
+    initial_state: int
+    seed: int
+    length: int
+    returns: float
+    success_once: bool
+    success_at_end: bool
+
+
+class EnvWorker(Worker):
+    """Owns a VectorEnv."""
+
+    questions = Output(Question)
+    decisions = Input(Decision)
+    trajectories = Output(Trajectory)
+
+    def __init__(self, context: WorkerContext, options: EnvWorkerOptions) -> None:
+        super().__init__(context, options)
+        self.options: EnvWorkerOptions = options
+        self._episodes: list[FinishedEpisode] = []
+        self._observation: Observation | None = None  # where the episodes under way stand; None: none are
+
+    async def setup(self) -> None:
+        """Start the simulators."""
+        with self.timed("start simulators"):
+            self.env: VectorEnv = registry.make(self.options.env)
+        self.assignments = TrainingAssignments(self.context.seed, self.env.spec, self.options.group_size)
+        self._indices = np.arange(self.env.num_envs)
+        self._rounds = np.full(self.env.num_envs, -1, dtype=np.int64)
+
+    async def close(self) -> None:
+        """Stop the simulators."""
+        if hasattr(self, "env"):
+            self.env.close()
+
+    async def collect(self, rollout: Rollout) -> list[FinishedEpisode]:
+        """Act for `rollout.decisions` decisions in every environment, hand the trajectory on, and return the episodes
+        that finished meanwhile."""
+        if self.options.fresh or self._observation is None:
+            self._observation = self._start_episodes()
+        builder = TrajectoryBuilder(rollout.decisions, self.env.num_envs)
+        self._episodes = []
+        ends = await together(
+            self._collect_slot(slot, rollout, builder, self._observation.select(self.env.rows(slot)))
+            for slot in range(self.env.slots)
+        )
+        self._observation = _join(ends)
+        await self.questions.end()
+        await self.trajectories.put(builder.finish())
+        return self._episodes
+
+    async def _collect_slot(
+        self, slot: int, rollout: Rollout, builder: TrajectoryBuilder, observation: Observation
+    ) -> Observation:
+        rows = self.env.rows(slot)
+        streams = self._indices[rows]
+        key = (self.context.rank, slot)
+        final_rows: torch.Tensor | None = None
+        final_observation: Observation | None = None
+        for t in range(rollout.decisions + 1):
+            deciding = t < rollout.decisions
+            steps = np.full(len(streams), rollout.iteration * rollout.decisions + t)
+            question = Question(observation, streams, steps, final_observation, deciding)
+            await self.questions.put(question, key)
+            decision: Decision = await self.decisions.get(key)
+            if final_rows is not None:
+                builder.add_final(t - 1, final_rows, decision.final_values)
+            if not deciding:
+                builder.add_last(rows, decision)
+                break
+            assert decision.output is not None
+            groups = self.assignments.group_ids(streams, self._rounds[rows])
+            result = await self._act(slot, decision.output.actions)
+            builder.add(t, rows, decision, result, groups)
+            self._note_episodes(result, rows)
+            observation = result.observation
+            final_observation = result.final_observation
+            final_rows = result.final_rows + rows.start if final_observation is not None else None
+        return observation.clone()
+
+    async def evaluate(self, assignments: Assignments) -> list[FinishedEpisode]:
+        """Play each of `assignments` exactly once and return the episodes in that order.
+
+        Environments take the next assignment as they become free. Noise belongs to the assignment, not to the
+        environment, so the answer does not depend on how many environments there are. Episodes under way for training
+        are abandoned.
+        """
+        total = len(assignments)
+        playing = np.full(self.env.num_envs, -1)  # index into assignments; -1: has none left
+        playing[: min(total, self.env.num_envs)] = np.arange(min(total, self.env.num_envs))
+        queue = iter(range(self.env.num_envs, total))
+        done: dict[int, FinishedEpisode] = {}
+        observation = self.env.reset(assignments[torch.from_numpy(np.maximum(playing, 0))])
+        decided = np.zeros(self.env.num_envs, dtype=np.int64)
+        self._observation = None
+        while len(done) < total:
+            results = await together(
+                self._evaluate_slot(slot, observation.select(self.env.rows(slot)), playing, decided)
+                for slot in range(self.env.slots)
+            )
+            decided += 1
+            finished = []
+            for slot, result in enumerate(results):
+                offset = self.env.rows(slot).start
+                for row in range(self.env.slot_size):
+                    index = int(playing[offset + row])
+                    over = bool(result.ended[row])
+                    if index < 0 or not (over or bool(result.failed[row])):
+                        continue
+                    if over:
+                        done[index] = _finished(result, row)
+                        playing[offset + row] = next(queue, -1)
+                    finished.append(offset + row)  # a failed simulator plays its assignment again
+            observation = _join([result.observation for result in results])
+            if finished and len(done) < total:
+                mask = torch.zeros(self.env.num_envs, dtype=torch.bool)
+                mask[finished] = True
+                decided[finished] = 0
+                observation = self.env.reset(assignments[torch.from_numpy(np.maximum(playing, 0))], mask)
+        await self.questions.end()
+        return [done[index] for index in range(total)]
+
+    async def _evaluate_slot(
+        self, slot: int, observation: Observation, playing: np.ndarray, decided: np.ndarray
+    ) -> StepResult:
+        rows = self.env.rows(slot)
+        key = (self.context.rank, slot)
+        # rows without an assignment draw from a stream nobody reads
+        await self.questions.put(Question(observation, np.maximum(playing[rows], 0), decided[rows]), key)
+        decision: Decision = await self.decisions.get(key)
+        assert decision.output is not None
+        return await self._act(slot, decision.output.actions)
+
+    async def _act(self, slot: int, actions: torch.Tensor) -> StepResult:
+        """Execute a chunk; the event loop serves the other slots meanwhile."""
+        rows = self.env.rows(slot)
+        following = None
+        if self.env.auto_reset is AutoReset.SAME_STEP:
+            following = self.assignments.at(self._indices[rows], self._rounds[rows] + 1)
+        with self.timed("send"):
+            self.env.send(actions, slot, following)
+        if self.env.slots > 1:
+            begin = time.perf_counter()
+            while not self.env.ready(slot) and time.perf_counter() - begin < self.options.env.step_seconds:
+                await asyncio.sleep(0)
+                if not self.env.ready(slot):
+                    time.sleep(_NAP_SECONDS)
+            self.context.trace.add(self.name, "simulate", WAIT, begin, time.perf_counter())
+        with self.timed("simulate" if self.env.slots == 1 else "receive"):
+            return self.env.recv(slot)
+
+    def _start_episodes(self) -> Observation:
+        self._rounds += 1
+        return self.env.reset(self.assignments.at(self._indices, self._rounds))
+
+    def _note_episodes(self, result: StepResult, rows: slice) -> None:
+        if len(result.final_rows):
+            self._episodes += [_finished(result, row) for row in result.final_rows.tolist()]
+        if self.env.auto_reset is AutoReset.SAME_STEP:
+            self._rounds[rows] += (result.ended | result.failed).numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The round of every environment and, if episodes are under way, how to get back to where they stand."""
+        state: dict[str, Any] = {"rounds": torch.from_numpy(self._rounds.copy())}
+        if self._observation is not None and not self.options.fresh:
+            state["env"] = self.env.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._rounds = state["rounds"].numpy().copy()
+        self._observation = self.env.load_state_dict(state["env"]) if "env" in state else None
+
+
+def _finished(result: StepResult, row: int) -> FinishedEpisode:
+    episodes = result.episodes
+    return FinishedEpisode(
+        task=int(episodes.assignments.task[row]),
+        initial_state=int(episodes.assignments.initial_state[row]),
+        seed=int(episodes.assignments.seed[row]),
+        length=int(episodes.length[row]),
+        returns=float(episodes.returns[row]),
+        success_once=bool(episodes.success_once[row]),
+        success_at_end=bool(episodes.success_at_end[row]),
+    )
+
+
+def _join(parts: list[Observation]) -> Observation:
+    if len(parts) == 1:
+        return parts[0]
+    return Observation(
+        state=torch.cat([p.state for p in parts]),
+        instruction_ids=torch.cat([p.instruction_ids for p in parts]),
+        instruction=[text for p in parts for text in p.instruction],
+        images=None if parts[0].images is None else torch.cat([p.images for p in parts]),
+        privileged=None if parts[0].privileged is None else torch.cat([p.privileged for p in parts]),
+    )

@@ -1,0 +1,79 @@
+"""The run folder: `<root>/<recipe>/<time>/` with everything a run writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import RefusedInput
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    path: Path
+
+    config = property(lambda self: self.path / "config.yaml")
+    plan = property(lambda self: self.path / "plan.json")
+    metrics = property(lambda self: self.path / "metrics.jsonl")
+    tensorboard = property(lambda self: self.path / "tensorboard")
+    videos = property(lambda self: self.path / "videos")
+    checkpoints = property(lambda self: self.path / "checkpoints")
+    trace = property(lambda self: self.path / "trace.json")
+    log = property(lambda self: self.path / "log.txt")
+    result = property(lambda self: self.path / "result.json")
+    report = property(lambda self: self.path / "report.html")
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Replace result.json in one step."""
+        partial = self.result.with_suffix(".partial")
+        partial.write_text(json.dumps(result, indent=2))
+        partial.rename(self.result)
+
+    def read_result(self) -> dict[str, Any]:
+        """result.json, or an empty dict before it was written."""
+        return json.loads(self.result.read_text()) if self.result.exists() else {}
+
+
+def create_run_folder(root: Path, recipe: str, exact: Path | None = None) -> RunFolder:
+    """A new folder for a run of `recipe` below `root`, or `exact` (which must be empty or absent).
+
+    Raises RefusedInput when it cannot be written.
+    """
+    time = dt.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    path = exact if exact is not None else root / recipe / time
+    try:
+        if exact is not None and exact.is_dir() and any(exact.iterdir()):
+            raise RefusedInput(
+                f"run.folder {exact} is not empty. Name a new folder, or go on with that run: embodied resume {exact}"
+            )
+        count = 1
+        while exact is None and path.exists():
+            count += 1
+            path = root / recipe / f"{time}_{count}"
+        path.mkdir(parents=True, exist_ok=exact is not None)
+        probe = path / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RefusedInput(
+            f"the run folder {path} cannot be written: {error.strerror or error}. "
+            "Choose another with run.root=FOLDER or run.folder=FOLDER."
+        ) from None
+    if exact is None:
+        _point_latest(path)
+    return RunFolder(path)
+
+
+def _point_latest(path: Path) -> None:
+    """Let `<recipe>/latest` lead to the newest run."""
+    link = path.parent / "latest"
+    partial = path.parent / f".latest_{os.getpid()}"
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(path.name)
+    partial.replace(link)

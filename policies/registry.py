@@ -1,0 +1,103 @@
+"""Policies by name: build one, save one, load one.
+
+A saved policy is a folder with `policy.json` (what it is) and `model.safetensors` (its weights). Another package adds
+a kind of policy through the entry point group `embodied.policies`; the entry's object is a module like the ones here,
+with `Config` and `build`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import safetensors.torch
+
+from embodied.config import parse
+from embodied.errors import AssetError, ConfigurationError, suggest
+from policies.api import Interface, Policy, PolicyConfig
+
+# the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`
+_KINDS = {"mlp": "policies.mlp"}
+
+ENTRY_POINTS = "embodied.policies"
+DESCRIPTION = "policy.json"
+WEIGHTS = "model.safetensors"
+
+
+def kinds() -> list[str]:
+    """Every kind of policy that can be built here, of this package and of others."""
+    return [*_KINDS, *(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))]
+
+
+def _module(name: str) -> ModuleType:
+    kind = name.split("/")[0]
+    if kind in _KINDS:
+        return importlib.import_module(_KINDS[kind])
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if entry.name == kind:
+            return entry.load()
+    raise ConfigurationError(f"Unknown policy {name!r}. " + suggest(kind, kinds(), noun="policies"))
+
+
+def config_class(name: str) -> type[PolicyConfig]:
+    """The options record of the policy called `name`. Raises ConfigurationError for an unknown one."""
+    return _module(name).Config
+
+
+def build(name: str | PolicyConfig, interface: Interface, *, seed: int = 0, **options: Any) -> Policy:
+    """A freshly initialised policy: the same seed gives the same weights."""
+    if isinstance(name, str):
+        name = parse(config_class(name), {"name": name, **options}, at="policy")
+    elif options:
+        raise ConfigurationError(f"options {sorted(options)} were given beside a complete policy configuration")
+    return _module(name.name).build(name, interface, seed)
+
+
+def save(policy: Policy, folder: Path) -> None:
+    """Write `policy` so that `load` gives back the same function."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DESCRIPTION).write_text(json.dumps(policy.metadata(), indent=2))
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
+    safetensors.torch.save_file(tensors, folder / WEIGHTS)
+
+
+def load(folder: str | Path) -> Policy:
+    """The policy saved in `folder`. Raises AssetError when the folder holds none or its weights do not fit."""
+    folder = Path(folder)
+    description = folder / DESCRIPTION
+    if not description.is_file():
+        raise AssetError(f"{folder} holds no saved policy: there is no {DESCRIPTION} in it")
+    metadata = json.loads(description.read_text())
+    module = _module(metadata["kind"])
+    options = parse(module.Config, metadata["options"], at="policy")
+    interface = {k: tuple(v) if isinstance(v, list) else v for k, v in metadata["interface"].items()}
+    policy = module.build(options, Interface(**interface), 0)
+    try:
+        policy.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        raise AssetError(
+            f"the weights in {folder} do not fit the policy that {DESCRIPTION} describes: {error}"
+        ) from None
+    return policy.eval()
+
+
+def interface_of(spec: Any) -> Interface:
+    """The policy's side of an environment, from its `envs.api.EnvSpec`."""
+    camera = spec.cameras[0] if spec.cameras else None
+    return Interface(
+        state_dim=spec.state_dim,
+        action_dim=spec.action.dim,
+        action_kind=spec.action.kind.value,
+        action_low=tuple(spec.action.low),
+        action_high=tuple(spec.action.high),
+        choices=spec.action.choices,
+        privileged_dim=spec.privileged_dim,
+        cameras=len(spec.cameras),
+        image_height=camera.height if camera else 0,
+        image_width=camera.width if camera else 0,
+        instructions=tuple(spec.instructions),
+    )

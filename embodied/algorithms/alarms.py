@@ -59,8 +59,8 @@ def warn_logprob_gap(
     return (
         f"Acting and learning log-probabilities differ by {mean:.3g} on average and {worst:.3g} at most (tolerated: "
         f"{mean_tolerance:g} and {max_tolerance:g}). Lower precision or other kernels on the acting side explain a "
-        "small gap; a growing one means stale weights, another temperature or a cache that outlived a weight sync. Use the "
-        "recomputed log-probabilities as old ones, or raise the acting side's precision."
+        "small gap; a growing one means stale weights, another temperature or a cache that outlived a weight sync. Use "
+        "the recomputed log-probabilities as old ones, or raise the acting side's precision."
     )
 
 
@@ -99,9 +99,9 @@ def warn_constant_reward(scores: torch.Tensor, valid: torch.Tensor | None = None
     if chosen.numel() < 2 or bool((chosen != chosen[0]).any()):
         return None
     return (
-        f"All {chosen.numel()} rewards of the batch are {chosen[0].item():g}: nothing can be learnt from it. Either the "
-        "task is always failed (start from a better policy, an easier task, or a denser reward) or always solved, or the "
-        "reward function does not work: look at one episode or answer and its reward."
+        f"All {chosen.numel()} rewards of the batch are {chosen[0].item():g}: nothing can be learnt from it. Either "
+        "the task is always failed (start from a better policy, an easier task, or a denser reward) or always solved, "
+        "or the reward function does not work: look at one episode or answer and its reward."
     )
 
 
@@ -121,8 +121,8 @@ def warn_actions_at_bounds(
         return None
     return (
         f"All components of all {len(chosen)} actions are at their bounds. The policy is saturated (its standard "
-        "deviation or its mean is too large for the action range), or actions are scaled twice. Check the normalisation "
-        "of actions and the initial standard deviation."
+        "deviation or its mean is too large for the action range), or actions are scaled twice. Check the "
+        "normalisation of actions and the initial standard deviation."
     )
 
 

@@ -51,7 +51,7 @@ def grpo(
 
 @torch.no_grad()
 def rloo(scores: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
-    """Leave-one-out advantage (Ahmadian et al., "Back to basics", 2024), [N]: score minus the mean of the others' scores.
+    """Leave-one-out advantage (Ahmadian et al., "Back to basics", 2024), [N]: score minus the mean of the others.
 
     Exactly 0 for a group of one (there is nobody to compare with) and for equal scores.
     """

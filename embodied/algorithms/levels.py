@@ -43,13 +43,14 @@ def check_levels(*, reward: str, logprob: str, entropy: str, value: Literal["non
     if reward == Level.ACTION and logprob == Level.CHUNK:
         raise ConfigurationError(
             "reward level action cannot go with logprob level chunk: there is one advantage an action but one ratio "
-            "for the whole chunk, so an advantage has no log-probability of its own. Use logprob level action or token, or "
-            "reward level chunk."
+            "for the whole chunk, so an advantage has no log-probability of its own. Use logprob level action or "
+            "token, or reward level chunk."
         )
     if reward == Level.ACTION and value == Level.CHUNK:
         raise ConfigurationError(
             "reward level action cannot go with one value a chunk: the states between a chunk's actions have no value "
-            "to estimate advantages from. Give the policy one value an action (value: action), or use reward level chunk."
+            "to estimate advantages from. Give the policy one value an action (value: action), or use reward level "
+            "chunk."
         )
     if reward == Level.CHUNK and value == Level.ACTION:
         raise ConfigurationError(
@@ -72,7 +73,7 @@ def sum_to(values: torch.Tensor, valid: torch.Tensor, level: Level | str) -> tor
 
 
 def mask_to(valid: torch.Tensor, level: Level | str, tokens: int) -> torch.Tensor:
-    """bool mask in exactly the shape that `sum_to` gives at `level`; `tokens` is D. One valid action makes a chunk so."""
+    """bool mask in exactly the shape that `sum_to` gives at `level`; `tokens` is D. A chunk needs one valid action."""
     require_mask("mask_to", valid=valid)
     kind = parse_level(level)
     if kind is Level.TOKEN:

@@ -68,7 +68,7 @@ def reinforce_pp(
     kl: torch.Tensor | None = None,
     kl_coefficient: float = 0.0,
     gamma: float = 1.0,
-    epsilon: float = 1e-5,
+    epsilon: float = 1e-8,
     ranks: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """REINFORCE++ (Hu et al., 2025): return to go of the per-step reward, whitened over the whole batch, [S, B].
@@ -78,6 +78,7 @@ def reinforce_pp(
         valid: bool [S, B]; a trajectory's steps (for language models its tokens, time-major).
         kl: float [S, B]; per-step divergence from the reference policy, subtracted as a penalty.
         kl_coefficient: weight of that penalty; needs `kl` when it is not 0.
+        epsilon: added to the deviation (of the population, as in the authors' code).
         ranks: process group that the whitening spans, see `statistics.whiten`. Every rank must call.
 
     0 where not valid; a trajectory without a valid step contributes nothing.
@@ -92,7 +93,7 @@ def reinforce_pp(
         require_shape("reinforce_pp", valid.shape, kl=kl)
         rewards = rewards - kl_coefficient * fill(kl, valid)
     returns = discounted_returns(rewards, last, valid, gamma=gamma)
-    return whiten(returns, valid, epsilon=epsilon, ranks=ranks)
+    return whiten(returns, valid, epsilon=epsilon, deviation=Deviation.POPULATION, ranks=ranks)
 
 
 @torch.no_grad()
@@ -104,7 +105,7 @@ def reinforce_pp_baseline(
     kl: torch.Tensor | None = None,
     kl_coefficient: float = 0.0,
     gamma: float = 1.0,
-    epsilon: float = 1e-5,
+    epsilon: float = 1e-8,
     ranks: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """REINFORCE++ with baseline (Hu et al., 2025): the group's mean score is subtracted before `reinforce_pp`, [S, B].

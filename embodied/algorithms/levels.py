@@ -114,6 +114,14 @@ def flatten_values(values: torch.Tensor) -> torch.Tensor:
     return flatten_steps(values)[: (len(values) - 1) * values.shape[-1] + 1]
 
 
+def flatten_final_values(final_values: torch.Tensor) -> torch.Tensor:
+    """[T, B, V] values of true final observations -> [T * V, B], as `advantages.gae` takes them; V is 1 or C.
+
+    An episode that ended anywhere in a chunk ended in one state: the first value of its final observation.
+    """
+    return flatten_steps(final_values[..., :1].expand_as(final_values))
+
+
 def unflatten_steps(steps: torch.Tensor, chunk: int) -> torch.Tensor:
     """[T * C, B] -> [T, B, C], the inverse of `flatten_steps`; `chunk` is C."""
     if steps.dim() != 2 or steps.shape[0] % chunk:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from conftest import FOLDER, Case, Golden
+from golden_cases import GOLDEN, Case
 
 from embodied.algorithms import aggregation, divergence, groups, levels, losses
 from embodied.algorithms.advantages import gae
@@ -14,12 +12,11 @@ from embodied.algorithms.aggregation import aggregate, loss_denominator
 from embodied.algorithms.masked import masked_mean
 from embodied.algorithms.statistics import ExplainedVariance, merge, report, whiten
 
-CASES = list(json.loads((FOLDER / "rl_math.json").read_text())["cases"])
 TIGHT = {"rtol": 2e-5, "atol": 2e-6}  # the reference computed in float32, we in float64
 
 
 def named(prefix: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("name", [c for c in CASES if c.startswith(prefix)])
+    return pytest.mark.parametrize("name", [c for c in GOLDEN.cases if c.startswith(prefix)])
 
 
 def close(ours: torch.Tensor, reference: torch.Tensor, **tolerance: float) -> None:
@@ -55,16 +52,16 @@ def as_steps(tensor: torch.Tensor) -> torch.Tensor:
     return levels.flatten_steps(tensor)
 
 
-def test_every_case_is_used(golden: Golden) -> None:
+def test_every_case_is_used() -> None:
     prefixes = (
         "compute_loss_mask", "gae_", "grpo_", "reinpp_", "actor_2d", "agg_", "safe_normalize", "huber_loss", "kl_",
         "embodied_actor", "critic_", "decoupled_", "entropy_from_logits", "reshape_entropy",
     )  # fmt: skip
-    assert [c for c in golden.cases if not c.startswith(prefixes)] == []
+    assert [c for c in GOLDEN.cases if not c.startswith(prefixes)] == []
 
 
-def test_first_episode_mask(golden: Golden) -> None:
-    case = golden["compute_loss_mask"]
+def test_first_episode_mask() -> None:
+    case = GOLDEN["compute_loss_mask"]
     count = case.outputs["loss_mask"].shape[0] * case.outputs["loss_mask"].shape[2]
     ended = levels.flatten_steps(case.inputs["dones"])[-count:]
     mask = groups.first_episode(ended, torch.zeros_like(ended), torch.ones_like(ended))
@@ -73,8 +70,8 @@ def test_first_episode_mask(golden: Golden) -> None:
 
 
 @named("gae_embodied")
-def test_gae_embodied(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_gae_embodied(name: str) -> None:
+    case = GOLDEN[name]
     steps = steps_of(case, level_of(case))
     terminated = steps["terminated"]
     valid = torch.ones_like(terminated)
@@ -94,8 +91,8 @@ def test_gae_embodied(golden: Golden, name: str) -> None:
 
 
 @named("gae_direct")
-def test_gae_direct(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_gae_direct(name: str) -> None:
+    case = GOLDEN[name]
     rewards, terminated = case.inputs["rewards"], case.inputs["dones"][1:]
     # The reference lets masked steps take part in the recursion, ours does not know them; what is compared here is the
     # recursion over all steps and the normalisation over the mask.
@@ -111,8 +108,8 @@ def test_gae_direct(golden: Golden, name: str) -> None:
 
 
 @named("grpo_embodied")
-def test_grpo_embodied(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_grpo_embodied(name: str) -> None:
+    case = GOLDEN[name]
     steps = steps_of(case, level_of(case))
     terminated = steps["terminated"]
     nothing, executed = torch.zeros_like(terminated), torch.ones_like(terminated)
@@ -122,47 +119,47 @@ def test_grpo_embodied(golden: Golden, name: str) -> None:
     close(groups.broadcast_to_steps(groups.grpo(scores, group_ids), mask), as_steps(case.outputs["advantages"]))
 
 
-def test_grpo_reasoning(golden: Golden) -> None:
-    case = golden["grpo_reasoning"]
+def test_grpo_reasoning() -> None:
+    case = GOLDEN["grpo_reasoning"]
     group_ids = torch.arange(len(case.inputs["rewards"])) // case.params["group_size"]
     advantages = groups.grpo(case.inputs["rewards"], group_ids)
     close(groups.broadcast_to_steps(advantages, case.inputs["loss_mask"].T).T, case.outputs["advantages"])
 
 
-def test_grpo_group_of_one_is_zero_where_the_reference_is_nan(golden: Golden) -> None:
-    case = golden["grpo_group_size_1"]
+def test_grpo_group_of_one_is_zero_where_the_reference_is_nan() -> None:
+    case = GOLDEN["grpo_group_size_1"]
     mask = case.inputs["loss_mask"]
     assert case.outputs["advantages"][mask].isnan().all()  # a sample deviation of one entry
     assert not groups.grpo(case.inputs["rewards"], torch.arange(8)).any()
 
 
-def test_grpo_of_single_steps(golden: Golden) -> None:
+def test_grpo_of_single_steps() -> None:
     # the reference's "video" form compares every step of every member of a group with all the others
-    case = golden["grpo_video_video"]
+    case = GOLDEN["grpo_video_video"]
     rewards = case.inputs["rewards"]
     group_ids = (torch.arange(rewards.shape[1]) // case.params["group_size"]).expand(rewards.shape)
     close(groups.grpo(rewards.flatten(), group_ids.flatten()), case.outputs["advantages"].flatten())
 
 
-def test_grpo_of_turns_with_groups_of_unequal_size(golden: Golden) -> None:
-    case = golden["grpo_dynamic_turn"]
+def test_grpo_of_turns_with_groups_of_unequal_size() -> None:
+    case = GOLDEN["grpo_dynamic_turn"]
     group_ids = torch.tensor(case.params["idx_to_traj"]) // case.params["group_size"]
     advantages = groups.grpo(case.inputs["rewards"], group_ids)
     close(groups.broadcast_to_steps(advantages, case.inputs["loss_mask"].T).T, case.outputs["advantages"])
 
 
-def test_reinforce_pp_pays_the_score_to_every_token_when_there_is_no_penalty(golden: Golden) -> None:
+def test_reinforce_pp_pays_the_score_to_every_token_when_there_is_no_penalty() -> None:
     # The reference puts the reward on the last column, padding included; without a KL penalty the return to go is the
     # same number on every real token, so both agree. tests/algorithms/test_groups.py has the case where it matters.
-    case = golden["reinpp_reasoning"]
+    case = GOLDEN["reinpp_reasoning"]
     mask = case.inputs["loss_mask"]
     ours = groups.reinforce_pp(case.inputs["rewards"], mask.T).T
     close(ours[mask], case.outputs["advantages"][mask])
     assert not ours[~mask].any()
 
 
-def test_reinforce_pp_baseline_works_where_the_reference_crashes(golden: Golden) -> None:
-    assert "IndexError" in golden.cases["reinpp_baseline_kl"]["error"]
+def test_reinforce_pp_baseline_works_where_the_reference_crashes() -> None:
+    assert "IndexError" in GOLDEN.cases["reinpp_baseline_kl"]["error"]
     scores, valid = torch.tensor([1.0, 3.0, 5.0, 5.0]), torch.ones(2, 4, dtype=torch.bool)
     kept = scores.clone()
     advantages = groups.reinforce_pp_baseline(scores, torch.tensor([0, 0, 1, 1]), valid)
@@ -172,8 +169,8 @@ def test_reinforce_pp_baseline_works_where_the_reference_crashes(golden: Golden)
 
 
 @named("actor_2d")
-def test_ppo(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_ppo(name: str) -> None:
+    case = GOLDEN[name]
     params = case.params
     clamp = None
     if "clip_log_ratio_min" in params:
@@ -200,8 +197,8 @@ def test_ppo(golden: Golden, name: str) -> None:
 
 
 @named("agg_")
-def test_aggregation(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_aggregation(name: str) -> None:
+    case = GOLDEN[name]
     values = case.inputs["values"]
     mask = mask_of(case, "mask", "values")
     if name == "agg_seq_mean_token_mean_empty_row":
@@ -232,8 +229,8 @@ def test_aggregation(golden: Golden, name: str) -> None:
 
 
 @named("safe_normalize")
-def test_whitening(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_whitening(name: str) -> None:
+    case = GOLDEN[name]
     array, mask = case.inputs["array"], mask_of(case, "loss_mask", "array")
     ours = whiten(array, mask)
     if name == "safe_normalize_all_masked":
@@ -243,8 +240,8 @@ def test_whitening(golden: Golden, name: str) -> None:
         close(ours[mask], case.outputs["value"][mask])
 
 
-def test_huber(golden: Golden) -> None:
-    case = golden["huber_loss"]
+def test_huber() -> None:
+    case = GOLDEN["huber_loss"]
     error = case.inputs["error"]
     zeros, mask = torch.zeros_like(error), torch.ones_like(error, dtype=torch.bool)
     ours, _ = losses.value_terms(zeros, zeros, error, mask, huber_delta=case.params["delta"])
@@ -252,22 +249,22 @@ def test_huber(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
-def test_kl(golden: Golden, kind: str) -> None:
-    case = golden[f"kl_{kind}"]
+def test_kl(kind: str) -> None:
+    case = GOLDEN[f"kl_{kind}"]
     ours = getattr(divergence, f"kl_{kind}")(case.inputs["logprob"], case.inputs["ref_logprob"])
     # the reference bounds k3 to [-10, 10]; ours is the estimator itself
     close(ours.clamp(-10, 10) if kind == "k3" else ours, case.outputs["value"])
 
 
 @named("embodied_actor")
-def test_embodied_losses(golden: Golden, name: str) -> None:
+def test_embodied_losses(name: str) -> None:
     """Levels, PPO, value loss and aggregation together, against the reference's whole embodied loss.
 
     The reference counts mask entries before they are broadcast over the finer log-probability level, so its
     token-mean is too large by the number of entries that share a mask entry. With a trajectory's length given it
-    averages max_steps / length * x over all entries, which is `trajectory-length` with the denominator size / max_steps.
+    averages max_steps / length * x over all entries: `trajectory-length` with the denominator size / max_steps.
     """
-    case = golden[name]
+    case = GOLDEN[name]
     chunk, tokens = 3, 7
     logprob_level = case.params["logprob_type"].removesuffix("_level")
     source = case.params["reward_type"].removesuffix("_level")
@@ -315,8 +312,8 @@ def test_embodied_losses(golden: Golden, name: str) -> None:
 
 
 @named("critic_")
-def test_value_loss(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_value_loss(name: str) -> None:
+    case = GOLDEN[name]
     values, mask = case.inputs["values"].requires_grad_(), mask_of(case, shape_of="values")
     terms, statistics = losses.value_terms(
         values, case.inputs["prev_values"], case.inputs["returns"], mask,
@@ -342,8 +339,8 @@ def test_value_loss(golden: Golden, name: str) -> None:
     assert report(statistics)["value/explained_variance"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_explained_variance_of_pieces_is_that_of_the_whole(golden: Golden) -> None:
-    case = golden["critic_huber_small_mask"]
+def test_explained_variance_of_pieces_is_that_of_the_whole() -> None:
+    case = GOLDEN["critic_huber_small_mask"]
     values, returns, mask = case.inputs["values"], case.inputs["returns"], case.inputs["loss_mask"]
     whole = ExplainedVariance.of(values, returns, mask)
     pieces = [{"x": ExplainedVariance.of(values[r], returns[r], mask[r])} for r in torch.arange(8).split(3)]
@@ -351,8 +348,8 @@ def test_explained_variance_of_pieces_is_that_of_the_whole(golden: Golden) -> No
 
 
 @named("decoupled_")
-def test_decoupled_ppo(golden: Golden, name: str) -> None:
-    case = golden[name]
+def test_decoupled_ppo(name: str) -> None:
+    case = GOLDEN[name]
     params, mask = case.params, case.inputs["loss_mask"]
     logprobs, old = case.inputs["logprobs"].requires_grad_(), case.inputs["old_logprobs"]
     proximal = case.inputs.get("proximal_logprobs", old)
@@ -378,14 +375,14 @@ def test_decoupled_ppo(golden: Golden, name: str) -> None:
     close(logprobs.grad, case.outputs["grad_logprobs"])
 
 
-def test_entropy_from_logits_with_impossible_tokens(golden: Golden) -> None:
-    case = golden["entropy_from_logits_masked"]
+def test_entropy_from_logits_with_impossible_tokens() -> None:
+    case = GOLDEN["entropy_from_logits_masked"]
     assert case.inputs["logits"].isinf().any()
     close(divergence.entropy_from_logits(case.inputs["logits"]), case.outputs["value"])
 
 
-def test_entropy_at_token_level_keeps_every_token(golden: Golden) -> None:
-    case = golden["reshape_entropy_token_level"]
+def test_entropy_at_token_level_keeps_every_token() -> None:
+    case = GOLDEN["reshape_entropy_token_level"]
     entropy = case.inputs["entropy"].reshape(5, 3, 7)
     ours = levels.sum_to(entropy, torch.ones(5, 3, dtype=torch.bool), "token")
     close(ours.reshape(case.outputs["value"].shape), case.outputs["value"])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 FOLDER = Path(__file__).parents[1] / "golden" / "rl_math"
@@ -26,14 +25,11 @@ class Case:
 
 
 class Golden:
-    """All cases, and which of them a test has asked for."""
+    """All cases by name."""
 
     def __init__(self) -> None:
         self.cases = json.loads((FOLDER / "rl_math.json").read_text())["cases"]
         self._arrays = np.load(FOLDER / "rl_math.npz", allow_pickle=False)
-
-    def names(self, prefix: str) -> list[str]:
-        return [name for name in self.cases if name.startswith(prefix)]
 
     def __getitem__(self, name: str) -> Case:
         described = self.cases[name]
@@ -52,6 +48,4 @@ class Golden:
         )
 
 
-@pytest.fixture(scope="session")
-def golden() -> Golden:
-    return Golden()
+GOLDEN = Golden()

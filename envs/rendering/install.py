@@ -79,6 +79,9 @@ NEEDS = (
 )
 
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
 def missing_needs() -> list[tuple[Need, str]]:
     """Every need that is not met, with the reason."""
     found = ((need, need.missing()) for need in NEEDS)
@@ -146,6 +149,22 @@ def unpack_into_cache(packages: Sequence[str], report: apt.Report) -> Path:
     return cache
 
 
+def ensure_browser(report: apt.Report = print) -> bool:
+    """Bring Chromium, which the tests of the report's pages drive; returns whether there is a browser afterwards.
+
+    Not needed to use the project, so without root it only says what to run.
+    """
+    if any(shutil.which(name) for name in BROWSERS):
+        return True
+    if os.geteuid() != 0 or not apt.distribution().has_apt:
+        report(
+            f"no browser: tests of the report's pages will be skipped. To add one: {apt.install_command(['chromium'])}"
+        )
+        return False
+    apt.install(["chromium"], report)
+    return True
+
+
 def _write_manifest(root: Path, pattern: str, target: Path, cache: Path) -> None:
     """Copy a driver's manifest with its library as an absolute path in the folder's final place."""
     manifests = sorted(root.glob(pattern))
@@ -175,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="|".join(way.value for way in Way),
         help="system: apt, as root; user: unpacked into ~/.cache/embodied; auto: system for root, user otherwise",
     )
+    parser.add_argument("--quiet", action="store_true", help="say nothing when everything is there")
+    parser.add_argument("--browser", action="store_true", help="bring the browser that the report's tests use, instead")
     options = parser.parse_args(arguments)
     if options.check:
         missing = missing_needs()
@@ -182,11 +203,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"missing: {need.name}: {reason}")
         return 1 if missing else EXIT_DONE
     try:
+        if options.browser:
+            ensure_browser()
+            return EXIT_DONE
         changed = ensure(options.into)
     except EmbodiedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print("rendering libraries: installed" if changed else "rendering libraries: all there")
+    if changed or not options.quiet:
+        print("rendering libraries: installed" if changed else "rendering libraries: all there")
     return EXIT_DONE
 
 

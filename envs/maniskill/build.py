@@ -1,0 +1,192 @@
+"""Checks a configuration against ManiSkill's registries and constructs the task, batched or stock."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+from typing import Any
+
+import mani_skill
+import mani_skill.envs  # registers the tasks
+import numpy as np
+import sapien
+import torch
+from gymnasium import spaces
+from mani_skill.agents import REGISTERED_AGENTS
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.utils import assets
+from mani_skill.utils.registration import REGISTERED_ENVS
+from mani_skill.utils.registration import EnvSpec as RegisteredTask
+
+from embodied.errors import AssetError, ConfigurationError, SimulatorError, suggest
+from envs.api import ActionSpec, Bounds, CameraSpec, EnvSpec
+from envs.maniskill.config import ManiSkillConfig
+from envs.maniskill.instructions import instruction
+from envs.maniskill.quiet import without_graphics, without_noise, without_questions
+from envs.maniskill.scene import batched_task
+
+logger = logging.getLogger("envs.maniskill")
+
+
+def registered_task(config: ManiSkillConfig) -> RegisteredTask:
+    """The registry entry of the configured task. Raises ConfigurationError or AssetError before anything is built."""
+    if config.task not in REGISTERED_ENVS:
+        near = difflib.get_close_matches(config.task, REGISTERED_ENVS, n=1, cutoff=0.5)
+        hint = f"Did you mean maniskill/{near[0]}? " if near else ""
+        raise ConfigurationError(
+            f"ManiSkill has no task {config.task!r}. {hint}Valid tasks: {', '.join(sorted(REGISTERED_ENVS))}."
+        )
+    task = REGISTERED_ENVS[config.task]
+    if config.reward not in task.cls.SUPPORTED_REWARD_MODES:
+        raise ConfigurationError(
+            f"Task {config.task} has no reward {config.reward!r} (env.reward). "
+            + suggest(config.reward, [m for m in task.cls.SUPPORTED_REWARD_MODES if m != "none"], noun="rewards")
+        )
+    if config.robot is not None and config.robot not in REGISTERED_AGENTS:
+        raise ConfigurationError(
+            f"Robot {config.robot!r} (env.robot) is unknown. " + suggest(config.robot, REGISTERED_AGENTS, noun="robots")
+        )
+    _check_assets(task)
+    return task
+
+
+def _check_assets(task: RegisteredTask) -> None:
+    missing = []
+    for name in task.asset_download_ids or ():
+        group = name in assets.DATA_GROUPS
+        sources = assets.expand_data_group_into_individual_data_source_ids(name) if group else [name]
+        missing += [source for source in sources if not assets.is_data_source_downloaded(source)]
+    if missing:
+        raise AssetError(
+            f"Task {task.uid} needs assets that are not on this machine: {', '.join(missing)}. "
+            f"Fetch them with `python -m mani_skill.utils.download_asset {task.uid}`, "
+            "or set MS_ASSET_DIR to the folder that holds them."
+        )
+
+
+@contextlib.contextmanager
+def construction(config: ManiSkillConfig) -> Any:
+    """The scope in which scenes are built or rebuilt."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_noise())
+        stack.enter_context(without_questions(config.task))
+        if not config.needs_renderer:
+            stack.enter_context(without_graphics())
+        yield
+
+
+def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
+    """The task as `batch` scenes stepped together, or as one stock environment where `batch` is None."""
+    task = registered_task(config)
+    options: dict[str, Any] = {
+        **task.default_kwargs,
+        "obs_mode": "state",
+        "reward_mode": config.reward,
+        "control_mode": config.control_mode,
+        "sim_backend": "physx_cpu",
+        "render_backend": "cpu" if config.needs_renderer else "none",
+        "render_mode": "rgb_array" if config.rendering == "on_demand" else None,
+        "sensor_configs": {}
+        if config.image_size is None
+        else {"width": config.image_size, "height": config.image_size},
+        "human_render_camera_configs": {},
+        "viewer_camera_configs": {},
+    }
+    if config.robot is not None:
+        options["robot_uids"] = config.robot
+    cls = task.cls
+    if batch is not None:
+        cls = batched_task(cls)
+        options["num_envs"] = batch
+    try:
+        with construction(config):
+            return cls(**options)
+    except AssertionError as error:
+        if "not in supported modes" in str(error):
+            _refuse_control_mode(config, task)
+        raise SimulatorError(f"ManiSkill failed to build {config.task}: {error}") from error
+    except RuntimeError as error:
+        if config.needs_renderer and ("vk::" in str(error) or "enderer" in str(error) or "Vulkan" in str(error)):
+            raise SimulatorError(
+                f"{config.task} needs a Vulkan device to render and none works: {error}. Run `embodied doctor` for "
+                "what to install, or use env.obs=state with env.rendering=never."
+            ) from error
+        raise SimulatorError(f"ManiSkill failed to build {config.task}: {error}") from error
+
+
+def _refuse_control_mode(config: ManiSkillConfig, task: RegisteredTask) -> None:
+    options = {**task.default_kwargs, "obs_mode": "state", "sim_backend": "physx_cpu", "render_backend": "none"}
+    if config.robot is not None:
+        options["robot_uids"] = config.robot
+    with without_noise(), without_questions(config.task), without_graphics():
+        env = task.cls(**options)
+    agent = getattr(env.agent, "agents", [env.agent])[0]
+    modes = list(agent.supported_control_modes)
+    env.close()
+    raise ConfigurationError(
+        f"Control mode {config.control_mode!r} (env.control_mode) is unknown to the robot {agent.uid!r} of "
+        f"{config.task}. " + suggest(config.control_mode, modes, noun="control modes")
+    )
+
+
+def action_parts(env: BaseEnv) -> dict[str, int]:
+    """Robot name -> its number of action dimensions, in the order of the flat action; empty for a single robot."""
+    space = env.single_action_space
+    return {name: part.shape[0] for name, part in space.items()} if isinstance(space, spaces.Dict) else {}
+
+
+def split_action(actions: torch.Tensor, parts: dict[str, int]) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Flat actions [n, A] as the task takes them: as they are for one robot, by robot name for several."""
+    if not parts:
+        return actions
+    return dict(zip(parts, actions.split(list(parts.values()), dim=1), strict=True))
+
+
+def task_spec(
+    env: BaseEnv, config: ManiSkillConfig, *, state_dim: int, privileged_dim: int, has_success: bool, exact_reset: bool
+) -> EnvSpec:
+    """The environment's description."""
+    space = env.single_action_space
+    boxes = list(space.values()) if isinstance(space, spaces.Dict) else [space]
+    low = np.concatenate([np.broadcast_to(box.low, box.shape) for box in boxes])
+    high = np.concatenate([np.broadcast_to(box.high, box.shape) for box in boxes])
+    limit = REGISTERED_ENVS[config.task].max_episode_steps or 0
+    return EnvSpec(
+        id=config.id,
+        action=ActionSpec(
+            kind=Bounds.CONTINUOUS,
+            dim=len(low),
+            low=tuple(float(x) for x in low),
+            high=tuple(float(x) for x in high),
+        ),
+        state_dim=state_dim,
+        cameras=policy_cameras(env, config),
+        privileged_dim=privileged_dim,
+        instructions=(instruction(config.task),),
+        episode_steps=limit if config.episode_steps is None else config.episode_steps,
+        control_hz=float(env.control_freq),
+        has_success=has_success,
+        exact_reset=exact_reset,
+        versions={"mani_skill": mani_skill.__version__, "sapien": sapien.__version__, "physics": "physx cpu"},
+    )
+
+
+def policy_cameras(env: BaseEnv, config: ManiSkillConfig) -> tuple[CameraSpec, ...]:
+    """The cameras of the observation, in order. Raises ConfigurationError for unknown names or differing sizes."""
+    if not config.shows_images:
+        return ()
+    sensors = env.scene.sensors
+    names = tuple(sensors) if config.cameras is None else config.cameras
+    for name in names:
+        if name not in sensors:
+            raise ConfigurationError(
+                f"Task {config.task} has no camera {name!r} (env.cameras). " + suggest(name, sensors, noun="cameras")
+            )
+    if not names:
+        raise ConfigurationError(f"Task {config.task} has no camera; use env.obs=state.")
+    cameras = tuple(CameraSpec(n, sensors[n].config.height, sensors[n].config.width) for n in names)
+    if len({(camera.height, camera.width) for camera in cameras}) > 1:
+        sizes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in cameras)
+        raise ConfigurationError(f"The cameras differ in size ({sizes}); set env.image_size, or choose env.cameras.")
+    return cameras

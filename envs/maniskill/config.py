@@ -1,0 +1,67 @@
+"""Options of a ManiSkill environment. Only data: nothing here imports the simulator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from embodied.config import config
+from envs.api import EnvConfig
+
+
+@config
+class ManiSkillConfig(EnvConfig):
+    """Options of `maniskill/<task id>`.
+
+    obs: "state" shows the simulator's full state vector; "rgb" shows the cameras, and as state what the robot itself
+        can sense, with the full state as privileged part; "rgb+state" shows the cameras and the full state.
+    control_mode: how actions move the robot; None takes the robot's default.
+    reward: "dense" and "normalized_dense" are shaped by the task, "sparse" is 1 at success.
+    robot: robot id, e.g. "panda"; None takes the task's default.
+    image_size: height and width of every policy camera; None keeps the task's own size.
+    cameras: names of the policy cameras; None takes all that the task has.
+    robot_visual: "lowpoly" draws the robot by its collision meshes: several times cheaper, and coarser pictures.
+    hidden: names of objects (e.g. "ground", "table-workspace") left out of the policy cameras' pictures.
+    sim_backend: "cpu" is exact and portable, "cuda" steps all environments on a GPU; "auto" is "cuda" where both a GPU
+        and GPU physics are usable, else "cpu".
+    stepping: "batched" steps all scenes of a process together, "single" steps stock environments one after the other;
+        "auto" is "batched" where the task allows it.
+    rendering: "on_demand" prepares pictures for people (`render`); "never" needs no graphics driver for state tasks.
+    scene_seed: what is drawn once per scene and not per episode (only tasks with drawn geometry have such) comes from
+        this seed under "batched", and is then the same in every environment.
+    """
+
+    obs: Literal["state", "rgb", "rgb+state"] = "state"
+    control_mode: str | None = None
+    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"
+    robot: str | None = None
+    image_size: int | None = None
+    cameras: tuple[str, ...] | None = None
+    robot_visual: Literal["stock", "lowpoly"] = "stock"
+    hidden: tuple[str, ...] = ()
+    sim_backend: Literal["auto", "cpu", "cuda"] = "auto"
+    stepping: Literal["auto", "batched", "single"] = "auto"
+    rendering: Literal["on_demand", "never"] = "never"
+    scene_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None and self.image_size < 8:
+            raise ValueError(f"image_size is {self.image_size}; it must be at least 8 pixels")
+        if self.obs == "state" and (self.image_size is not None or self.cameras is not None or self.hidden):
+            raise ValueError(
+                "image_size, cameras and hidden have no effect with obs: state; choose obs: rgb or rgb+state"
+            )
+
+    @property
+    def task(self) -> str:
+        """The task id without its namespace, e.g. PickCube-v1."""
+        return self.id.removeprefix("maniskill/")
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether cameras are part of the observation."""
+        return self.obs != "state"
+
+    @property
+    def needs_renderer(self) -> bool:
+        """Whether a graphics device is needed at all."""
+        return self.shows_images or self.rendering == "on_demand"

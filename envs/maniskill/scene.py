@@ -1,0 +1,150 @@
+"""Turns a ManiSkill task class into one that runs N CPU scenes as a batch, by subclassing and without global patches.
+
+The subclass overrides how the scene is set up (N sub-scenes, each with its own CPU physics, and a renderer only where
+one is needed) and tells ManiSkill's batched code path that it is on a batched backend. Tasks themselves are unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import sapien
+import sapien.physx as physx
+import torch
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.scene import ManiSkillScene
+from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
+from mani_skill.envs.utils.system.backend import BackendInfo
+from mani_skill.utils.structs import Link
+
+from envs.maniskill.kinematics import controllers_of, solve_like_stock
+from envs.maniskill.physics import BatchedPhysics
+
+
+class _BatchedDevice:
+    """The simulation device as ManiSkill asks about it: not the GPU, but stepped through the GPU's interface."""
+
+    def is_cuda(self) -> bool:
+        return True
+
+    def is_cpu(self) -> bool:
+        return False
+
+
+class BatchedScene(ManiSkillScene):
+    """Sub-scenes with one `BatchedPhysics` over them."""
+
+    def __init__(self, sub_scenes: list[sapien.Scene], **options: Any) -> None:
+        super().__init__(sub_scenes, **options)
+        self.px = BatchedPhysics(sub_scenes)
+        self.gpu_sim_enabled = True
+
+    def update_render(self, update_sensors: bool = True, update_human_render_cameras: bool = True) -> None:
+        """Hand the current poses of all sub-scenes to their renderers."""
+        for scene in self.sub_scenes:
+            scene.update_render()
+
+
+class _BatchedTask(BaseEnv):
+    """Mixed in before a task class; see `batched_task`."""
+
+    @property
+    def backend(self) -> BackendInfo:
+        return self._backend
+
+    @backend.setter
+    def backend(self, info: BackendInfo) -> None:
+        # BaseEnv refuses several environments on the backends that it knows to be single
+        self._backend = dataclasses.replace(info, sim_backend="physx_cpu_batched", sim_device=_BatchedDevice())
+
+    def _setup_scene(self) -> None:
+        self._set_scene_config()
+        scenes = []
+        for _ in range(self.num_envs):
+            systems: list[sapien.System] = [physx.PhysxCpuSystem()]
+            if self._render_device is not None:
+                systems.append(sapien.render.RenderSystem(self._render_device))
+            scenes.append(sapien.Scene(systems))
+        self.scene = BatchedScene(scenes, sim_config=self.sim_config, device=self.device, backend=self.backend)
+        self.scene.px.timestep = 1.0 / self._sim_freq
+
+    def _load_scene(self, options: dict) -> None:
+        super()._load_scene(options)
+        # velocities of inner links are read from the engine only when a link is asked for them
+        for link in _links(self.scene, vars(self)):
+            link._body_data_name = "link_data"
+
+    def _after_reconfigure(self, options: dict) -> None:
+        super()._after_reconfigure(options)
+        solve_like_stock(self.agent)
+        positions: list[tuple[int, int]] = []
+        velocities: list[tuple[int, int]] = []
+        self._interpolates = False
+        for controller in controllers_of(self.agent):
+            rows = controller.articulation._data_index.tolist()
+            joints = [(row, int(joint)) for row in rows for joint in controller.active_joint_indices]
+            positions += joints if controller.sets_target_qpos else []
+            velocities += joints if controller.sets_target_qvel else []
+            self._interpolates |= bool(getattr(controller.config, "interpolate", False))
+        self.scene.px.drive(positions, velocities)
+
+    def _before_simulation_step(self) -> None:
+        super()._before_simulation_step()
+        if self._interpolates:
+            self.scene.px.gpu_apply_articulation_target_position()
+
+    def start_episodes(self, rows: list[int], seeds: list[int]) -> None:
+        """Begin new episodes in the environments `rows`; each world depends on its own seed only.
+
+        The draws are those of a stock single environment that is reset with the same seed.
+        """
+        scene, every = self.scene, self.scene._reset_mask
+        index = torch.tensor(rows)
+        chosen = torch.zeros_like(every)
+        chosen[index] = True
+        scene._reset_mask = chosen
+        self._elapsed_steps[index] = 0
+        self._clear_sim_state()
+        if self.agent is not None:
+            self.agent.reset()
+        with torch.random.fork_rng(devices=[]):
+            for row, seed in zip(rows, seeds, strict=True):
+                only = torch.zeros_like(every)
+                only[row] = True
+                scene._reset_mask = only
+                self._episode_seed[row] = seed
+                self._batched_episode_rng[[row]] = BatchedRNG.from_seeds([seed])
+                self._episode_rng = self._batched_episode_rng.rngs[row]
+                torch.manual_seed(seed)
+                self._initialize_episode(torch.tensor([row]), {})
+        scene._reset_mask = chosen
+        scene._gpu_apply_all()
+        scene._gpu_fetch_all()
+        for controller in controllers_of(self.agent):
+            controller.reset()
+        scene.px.forget_contacts(rows)
+        scene._reset_mask = torch.ones_like(every)
+
+
+def _links(scene: ManiSkillScene, attributes: dict[str, Any]) -> Iterator[Link]:
+    """Links of all articulations, and merged views of links that a task keeps among its attributes."""
+    for articulation in [*scene.articulations.values(), *scene.articulation_views.values()]:
+        yield articulation.root
+        yield from articulation.links or ()
+    for value in attributes.values():
+        yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Link))
+
+
+@functools.cache
+def batched_task(task: type[BaseEnv]) -> type[BaseEnv]:
+    """A subclass of `task` whose instances step `num_envs` CPU scenes as one batch."""
+    return type(f"Batched{task.__name__}", (_BatchedTask, task), {"__module__": __name__})
+
+
+def episode_seed(seed: int) -> int:
+    """An assignment's seed as numpy's legacy generator takes it: 32 bits."""
+    return int(np.uint64(seed) % np.uint64(2**32))

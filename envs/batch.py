@@ -29,10 +29,14 @@ class BatchStep:
 
 
 class BatchEnv(abc.ABC):
-    """n environments of one kind, in this process."""
+    """n environments of one kind, in this process.
+
+    device: where the tensors of `observe` live. Actions come from the CPU whatever it is.
+    """
 
     spec: EnvSpec
     num_envs: int
+    device: torch.device = torch.device("cpu")
 
     @abc.abstractmethod
     def reset(self, rows: torch.Tensor, assignments: Assignments) -> None:

@@ -1,0 +1,253 @@
+"""Gymnasium environments by id (`gym/CartPole-v1`) as a BatchEnv of n single environments.
+
+Single ones, because every episode needs a seed of its own. The time limit of the registration is taken off: the
+stepper applies it. Source of the semantics: gymnasium 1.4, `Env.step` and `Env.reset`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pydantic
+import torch
+from gymnasium import spaces
+
+from embodied.config import config as config_record
+from embodied.errors import ConfigurationError, SimulatorError, suggest
+from envs.api import ActionSpec, Assignments, Bounds, CameraSpec, EnvConfig, EnvSpec, Observation
+from envs.batch import BatchEnv, BatchStep
+
+PREFIX = "gym/"
+_SUCCESS_KEYS = ("success", "is_success")
+
+
+@config_record
+class GymConfig(EnvConfig):
+    """Options of `gym/<id>`; the id may be `gym/my_package:MyEnv-v0`, which imports the package that registers it.
+
+    options: keyword arguments for the environment's constructor, e.g. `{g: 9.8}` of Pendulum-v1.
+    """
+
+    options: dict[str, bool | int | float | str] = pydantic.Field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _registration(self.id)
+
+
+Config = GymConfig
+
+
+def make_batch(config: GymConfig, num_envs: int) -> BatchEnv:
+    """`num_envs` environments of the configured id in this process."""
+    return GymBatchEnv(config, num_envs)
+
+
+def describe(config: GymConfig) -> EnvSpec:
+    """The spec of the configured id."""
+    batch = GymBatchEnv(config, 1)
+    batch.close()
+    return batch.spec
+
+
+class GymBatchEnv(BatchEnv):
+    """n gymnasium environments.
+
+    Observations: an RGB uint8 image becomes the picture of a camera named "observation"; everything else is flattened
+    into `state`. Actions: Discrete or Box, the latter flattened.
+    Success is what `info["success"]` or `info["is_success"]` says, if a first step shows that the environment has one.
+    """
+
+    def __init__(self, config: GymConfig, num_envs: int) -> None:
+        registered = _registration(config.id)
+        self.num_envs = num_envs
+        self._envs = [_make(config) for _ in range(num_envs)]
+        # the wrapper that refuses steps before a reset costs a call, and the stepper never takes such steps
+        self._inner = [e.env if type(e) is gymnasium.wrappers.OrderEnforcing else e for e in self._envs]
+        self._step_calls = [env.step for env in self._inner]
+        env = self._envs[0]
+        action, self._decode = _action_codec(config.id, env.action_space)
+        space = env.observation_space
+        self._is_image = _is_rgb(space)
+        shape = space.shape if self._is_image else ()
+        self._state = np.zeros((num_envs, 0 if self._is_image else _flat_size(config.id, space)), dtype=np.float32)
+        self._images = np.zeros((num_envs, 1, *shape), dtype=np.uint8) if self._is_image else None
+        self._flatten = None if isinstance(space, spaces.Box) and len(space.shape) == 1 else _flattener(space)
+        self._instruction_ids = torch.zeros(num_envs, dtype=torch.int64)
+        self._success_key = _success_key(env)
+        self._no_success = torch.zeros(num_envs, dtype=torch.bool)
+        self.spec = EnvSpec(
+            id=config.id,
+            action=action,
+            state_dim=self._state.shape[1],
+            cameras=(CameraSpec("observation", shape[0], shape[1]),) if self._is_image else (),
+            episode_steps=registered.max_episode_steps or 0,
+            control_hz=float(env.metadata.get("render_fps") or 0),
+            has_success=self._success_key is not None,
+            versions=_versions(env),
+        )
+
+    def reset(self, rows: torch.Tensor, assignments: Assignments) -> None:
+        for row, seed in zip(rows.tolist(), assignments.seed.tolist(), strict=True):
+            observation, _ = self._envs[row].reset(seed=seed)
+            self._store(row, observation)
+
+    def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:
+        n = self.num_envs
+        rewards, terminations, truncations = [0.0] * n, [False] * n, [False] * n
+        successes = self._success_key and [False] * n
+        state = self._state if self._flatten is None and not self._is_image else None
+        steps = zip(self._step_calls, self._decode(actions.numpy()), active.numpy().tolist(), strict=True)
+        for row, (step, action, is_active) in enumerate(steps):
+            if not is_active:
+                continue
+            observation, rewards[row], terminations[row], truncations[row], info = step(action)
+            if state is not None:
+                state[row] = observation
+            else:
+                self._store(row, observation)
+            if successes:
+                successes[row] = bool(info.get(self._success_key, False))
+        return BatchStep(
+            reward=torch.from_numpy(np.array(rewards, dtype=np.float32)),
+            terminated=torch.from_numpy(np.array(terminations, dtype=np.bool_)),
+            truncated=torch.from_numpy(np.array(truncations, dtype=np.bool_)),
+            success=torch.from_numpy(np.array(successes, dtype=np.bool_)) if successes else self._no_success,
+        )
+
+    def observe(self, rows: torch.Tensor | None = None) -> Observation:
+        state, images = self._state, self._images
+        if rows is None:
+            state, images = state.copy(), None if images is None else images.copy()
+        else:
+            index = rows.numpy()
+            state, images = state[index], None if images is None else images[index]
+        return Observation(
+            state=torch.from_numpy(state),
+            instruction_ids=self._instruction_ids[: len(state)],
+            instruction=[""] * len(state),
+            images=None if images is None else torch.from_numpy(images),
+        )
+
+    def render(self, rows: torch.Tensor) -> torch.Tensor:
+        pictures = []
+        for row in rows.tolist():
+            env = self._envs[row]
+            if env.render_mode != "rgb_array":
+                raise SimulatorError(f"{self.spec.id} cannot be rendered: it has no render mode 'rgb_array'.")
+            try:
+                picture = env.render()
+            except (gymnasium.error.Error, ImportError) as error:
+                raise SimulatorError(f"{self.spec.id} cannot be rendered here: {error}") from error
+            pictures.append(torch.from_numpy(np.array(picture, dtype=np.uint8)))
+        return torch.stack(pictures)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+    def _store(self, row: int, observation: Any) -> None:
+        if self._is_image:
+            self._images[row, 0] = observation
+        else:
+            self._state[row] = observation if self._flatten is None else self._flatten(observation)
+
+
+def _registration(env_id: str) -> gymnasium.envs.registration.EnvSpec:
+    """Gymnasium's record of `gym/<id>`. Raises ConfigurationError for an id that is not registered."""
+    name = env_id.removeprefix(PREFIX)
+    if ":" in name:
+        module, name = name.split(":", 1)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"Environment {env_id!r} asks for the module {module!r}, which cannot be imported: {error}."
+            ) from error
+    if name not in gymnasium.registry:
+        known = sorted(PREFIX + registered for registered in gymnasium.registry)
+        raise ConfigurationError(
+            f"Unknown environment {env_id!r}. {suggest(PREFIX + name, known, noun='environments')}"
+        )
+    return gymnasium.registry[name]
+
+
+def _make(config: GymConfig) -> gymnasium.Env:
+    registered = _registration(config.id)
+    options = dict(config.options)
+    try:
+        modes = gymnasium.envs.registration.load_env_creator(registered.entry_point).metadata["render_modes"]
+        if "rgb_array" in modes:
+            options.setdefault("render_mode", "rgb_array")
+        # -1 takes the time limit off
+        return gymnasium.make(registered.id, max_episode_steps=-1, disable_env_checker=True, **options)
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise ConfigurationError(
+            f"Environment {config.id!r} with options {config.options} cannot be made: {error}"
+        ) from error
+
+
+def _action_codec(
+    env_id: str, space: gymnasium.Space
+) -> tuple[ActionSpec, Callable[[np.ndarray], list[Any] | np.ndarray]]:
+    """The action spec, and what turns float32 [n, A] into n actions for `Env.step`."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+
+        def choose(actions: np.ndarray) -> list[int]:
+            indices = actions[:, 0].astype(np.int64)
+            return indices.tolist() if start == 0 else (indices + start).tolist()
+
+        return ActionSpec(Bounds.DISCRETE, dim=1, choices=int(space.n)), choose
+    if isinstance(space, spaces.Box):
+        shape, dtype = space.shape, space.dtype
+        spec = ActionSpec(
+            Bounds.CONTINUOUS,
+            dim=int(np.prod(shape)),
+            low=tuple(space.low.reshape(-1).astype(float).tolist()),
+            high=tuple(space.high.reshape(-1).astype(float).tolist()),
+        )
+
+        def reshape(actions: np.ndarray) -> np.ndarray:
+            return actions.astype(dtype).reshape(-1, *shape)
+
+        return spec, reshape
+    raise ConfigurationError(
+        f"Environment {env_id!r} has actions {space}; only Discrete and Box actions are supported. Wrap it."
+    )
+
+
+def _is_rgb(space: gymnasium.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
+
+
+def _flat_size(env_id: str, space: gymnasium.Space) -> int:
+    try:
+        return spaces.flatdim(space)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"Environment {env_id!r} has observations {space}, which cannot be flattened into numbers: {error}. Wrap it."
+        ) from error
+
+
+def _flattener(space: gymnasium.Space) -> Callable[[Any], np.ndarray]:
+    return lambda observation: spaces.flatten(space, observation)
+
+
+def _success_key(env: gymnasium.Env) -> str | None:
+    """Which entry of `info` says success, if a first step's has one."""
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    info = env.step(env.action_space.sample())[4]
+    return next((key for key in _SUCCESS_KEYS if key in info), None)
+
+
+def _versions(env: gymnasium.Env) -> dict[str, str]:
+    versions = {"gymnasium": gymnasium.__version__, "numpy": np.__version__}
+    if hasattr(env.unwrapped, "mujoco_renderer"):
+        versions["mujoco"] = importlib.import_module("mujoco").__version__
+    return versions

@@ -35,7 +35,9 @@ class RingWriter:
         self._alive = alive
         self.memory_fd = os.memfd_create("embodied-video")
         os.ftruncate(self.memory_fd, capacity)
-        self._bytes = np.frombuffer(mmap.mmap(self.memory_fd, capacity), np.uint8)
+        # populated at once: a page fault for every 4 KiB of a picture would cost as much as copying it
+        shared = mmap.mmap(self.memory_fd, capacity, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._bytes = np.frombuffer(shared, np.uint8)
         self.places_fd, self._places = os.pipe()
         self._acks, self.acks_fd = os.pipe()
         os.set_blocking(self._acks, False)

@@ -299,11 +299,11 @@ def test_side_by_side_aligns_heights_and_holds_the_shorter_video(tmp_path):
 
 @pytest.mark.slow
 def test_recording_slows_the_loop_by_less_than_three_percent(tmp_path, capsys):
-    """The loop steps for about 4 ms in pure Python, so that a shared interpreter lock would show, and adds a picture."""
+    """The loop steps in pure Python, so that a shared interpreter lock would show, then adds a picture."""
     picture = np.random.default_rng(0).integers(0, 255, (128, 128, 3), np.uint8)
     overlay = Overlay("push the cube", 3, 0.5, None, [0.1] * 7, 0.2)
 
-    def loop(recorder: VideoRecorder | None, steps: int = 400) -> float:
+    def loop(recorder: VideoRecorder | None, steps: int = 80) -> float:
         started = time.perf_counter()
         for _ in range(steps):
             sum(i * i for i in range(60_000))
@@ -311,14 +311,15 @@ def test_recording_slows_the_loop_by_less_than_three_percent(tmp_path, capsys):
                 recorder.add(0, picture, overlay)
         return time.perf_counter() - started
 
-    loop(None, 50)
-    ratios = []
-    for repeat in range(5):
-        with VideoRecorder(tmp_path / str(repeat)) as recorder:
-            recorder.add(0, picture, overlay)
+    # short turns side by side, each begun with nothing left to encode: a noisy machine then hits both alike
+    with VideoRecorder(tmp_path) as recorder:
+        ratios = []
+        for _ in range(25):
+            bare = loop(None)
+            recorded = loop(recorder)
             recorder.flush()
-            bare, recorded = loop(None), loop(recorder)
-        ratios.append(recorded / bare)
+            ratios.append(recorded / bare)
+    quartiles = [f"{100 * (q - 1):+.1f} %" for q in statistics.quantiles(ratios)]
     with capsys.disabled():
-        print(f"\nrecording slows the loop by {100 * (statistics.median(ratios) - 1):.1f} % (of {sorted(ratios)})")
+        print(f"\nrecording slows the loop by {100 * (statistics.median(ratios) - 1):.1f} % (quartiles {quartiles})")
     assert statistics.median(ratios) < 1.03

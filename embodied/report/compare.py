@@ -1,0 +1,163 @@
+"""`build_comparison`: several runs on one page: outcome table, curves on one axis, seeds as mean and range, and what
+differs between their configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import RefusedInput
+from embodied.report import words
+from embodied.report.charts import Chart, Line, line_chart
+from embodied.report.curve import common_grid
+from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, stage_times
+from embodied.report.page import REPORT, environment, write_page
+from embodied.report.reader import RunFolder, read_run
+
+COLOURS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A run's row in the table; `link` is its own report, relative to the page, if it has one."""
+
+    label: str
+    colour: str
+    link: str
+    status: str
+    status_word: str
+    cells: list[str]
+
+
+def build_comparison(run_folders: Sequence[Path | str], out: Path | str | None = None) -> Path:
+    """Compare runs on one page at `out` (default: comparison.html in the folder that holds them all); return its path.
+
+    Raises RefusedInput for fewer than two runs, or a folder that is none of a run.
+    """
+    if len(run_folders) < 2:
+        raise RefusedInput(f"A comparison needs at least two runs; got {len(run_folders)}.")
+    runs = [read_run(folder) for folder in run_folders]
+    parents = [str(run.path.resolve().parent) for run in runs]
+    out = Path(out) if out else Path(os.path.commonpath(parents)) / "comparison.html"
+    labels = _labels(runs)
+    recipes = list(dict.fromkeys(run.recipe for run in runs))
+    page = environment().get_template("compare.html.j2")
+    write_page(
+        out,
+        page.render(
+            title=f"{len(runs)} runs of {recipes[0]}" if len(recipes) == 1 else f"{len(runs)} runs compared",
+            lead=_lead(runs),
+            entries=[
+                _entry(run, label, index, out) for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+            ],
+            columns=["Before", "After", "Steps", "Time", "Steps a second", "Seed", "Bottleneck"],
+            success=_overlaid(runs, labels, SUCCESS, "Success rate", (0.0, 1.0)),
+            returns=_overlaid(runs, labels, RETURN, "Return", None),
+            seeds=_seeds(runs, recipes),
+            differences=_differences(runs),
+            labels=labels,
+            notes=[f"{label}: {note}" for run, label in zip(runs, labels, strict=True) for note in run.notes],
+        ),
+    )
+    return out
+
+
+def _labels(runs: list[RunFolder]) -> list[str]:
+    """The shortest of recipe, seed and time that tells the runs apart."""
+    recipes, seeds = [run.recipe for run in runs], [f"seed {run.seed}" for run in runs]
+    if len(set(recipes)) == len(runs):
+        return recipes
+    prefix = ["" if len(set(recipes)) == 1 else f"{recipe} · " for recipe in recipes]
+    for tails in (seeds, [run.path.resolve().name for run in runs]):
+        labels = [p + tail for p, tail in zip(prefix, tails, strict=True)]
+        if len(set(labels)) == len(runs):
+            return labels
+    return [str(run.path) for run in runs]
+
+
+def _lead(runs: list[RunFolder]) -> str:
+    reached = sum(run.status == "reached" for run in runs)
+    text = f"{reached} of {len(runs)} reached their goal."
+    rates = [rate for run in runs if (rate := words.measured(run.result.get("after"), SUCCESS)) is not None]
+    if len(rates) == len(runs):
+        mean = sum(rates) / len(rates)
+        text += f" Success after training: {words.percent(mean)} on average, "
+        text += f"from {words.percent(min(rates))} to {words.percent(max(rates))}."
+    return text
+
+
+def _entry(run: RunFolder, label: str, index: int, out: Path) -> Entry:
+    report = run.path / REPORT
+    stages = [stage for stage in stage_times(run) if stage.name != "other"]
+    speed = run.env_steps / run.seconds if run.seconds and run.env_steps is not None else None
+    return Entry(
+        label=label,
+        colour=str(index % COLOURS),
+        link=os.path.relpath(report.resolve(), out.resolve().parent) if report.is_file() else "",
+        status=run.status,
+        status_word=words.STATUS_WORDS.get(run.status, run.status),
+        cells=[
+            _score(run.result.get("before")),
+            _score(run.result.get("after")),
+            words.count(run.env_steps),
+            words.duration(run.seconds),
+            words.count(speed),
+            "–" if run.seed is None else str(run.seed),
+            f"{stages[0].name}, {words.percent(stages[0].share)}" if stages else "–",
+        ],
+    )
+
+
+def _score(results: Any) -> str:
+    if (rate := words.measured(results, SUCCESS)) is not None:
+        return words.percent(rate)
+    return words.number(words.measured(results, RETURN))
+
+
+def _best_series(run: RunFolder, names: tuple[str, ...]) -> Series | None:
+    return first_series(run.rows, "eval", names) or first_series(run.rows, "train", names)
+
+
+def _overlaid(
+    runs: list[RunFolder], labels: list[str], names: tuple[str, ...], title: str, y_range: tuple[float, float] | None
+) -> Chart | None:
+    """Every run's evaluations on one axis, without intervals, which would hide each other."""
+    lines = [
+        Line(label, dataclasses.replace(found, low=None, high=None), str(index % COLOURS))
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+        if (found := _best_series(run, names))
+    ]
+    y_format = words.percent if y_range else words.number
+    return line_chart(title, lines, y_range=y_range, y_format=y_format) if lines else None
+
+
+def _seeds(runs: list[RunFolder], recipes: list[str]) -> Chart | None:
+    """Mean and range over the runs of each recipe that was run more than once; None if there is none."""
+    lines = []
+    for index, recipe in enumerate(recipes):
+        found = [first_series(run.rows, "eval", SUCCESS) for run in runs if run.recipe == recipe]
+        evaluated = [line for line in found if line]
+        if len(evaluated) < 2:
+            continue
+        steps, values = common_grid(evaluated)
+        summary = Series(recipe, list(steps), list(values.mean(0)), list(values.min(0)), list(values.max(0)))
+        lines.append(Line(f"{recipe}, mean and range of {len(evaluated)}", summary, str(index % COLOURS)))
+    return line_chart("Success over seeds", lines, y_range=(0.0, 1.0), y_format=words.percent) if lines else None
+
+
+def _differences(runs: list[RunFolder]) -> list[tuple[str, list[str]]]:
+    """(dotted key, value in each run) of every configuration key on which the runs differ."""
+    flat = [_flatten(run.config) for run in runs]
+    keys = sorted({key for values in flat for key in values})
+    table = [(key, [str(values.get(key, "–")) for values in flat]) for key in keys]
+    return [(key, cells) for key, cells in table if len(set(cells)) > 1]
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,283 @@
+"""`build_report`: one run folder to one `report.html` beside its files, with everything but the videos inside it."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import io
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from PIL import Image
+
+from embodied import __version__
+from embodied.errors import RefusedInput
+from embodied.report import words
+from embodied.report.charts import Chart, Line, line_chart
+from embodied.report.metrics import (
+    RETURN,
+    SIGNS,
+    SUCCESS,
+    Series,
+    StageTime,
+    find_sign,
+    first_series,
+    keys_of,
+    series,
+    stage_times,
+)
+from embodied.report.reader import RunFolder, read_run
+from envs.video import read_frames
+
+REPORT = "report.html"
+_MOST_RECORDINGS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Video:
+    """A video on the page: `source` relative to the page and empty if it is missing, `poster` a data URI."""
+
+    title: str
+    source: str
+    poster: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    title: str
+    key: str
+    meaning: str
+    now: str
+    concern: str | None
+    chart: Chart
+
+
+def build_report(run_folder: Path | str) -> Path:
+    """Write `report.html` into the run folder and return its path.
+
+    Works on any run folder, also of a run that still goes on or was killed; the page says what is missing. Raises
+    RefusedInput if the folder is none of a run or cannot be written.
+    """
+    run = read_run(run_folder)
+    out = run.path / REPORT
+    page = environment().get_template("report.html.j2").render(**_content(run))
+    write_page(out, page)
+    return out
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates, with everything escaped and an unknown name refused."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("embodied.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "count": words.count,
+        "duration": words.duration,
+        "percent": words.percent,
+        "number": words.number,
+    }
+    made.globals["version"] = __version__
+    return made
+
+
+def write_page(out: Path, page: str) -> None:
+    """Write atomically: a browser that reloads while a run rewrites its report never sees half a page."""
+    part = out.with_name(f".{out.name}.part")
+    try:
+        part.write_text(page, encoding="utf-8")
+        os.replace(part, out)
+    except OSError as error:
+        raise RefusedInput(f"The report cannot be written to {out}: {error.strerror}.") from error
+
+
+def success_chart(run: RunFolder) -> Chart | None:
+    """Evaluation with its interval, and training success, over environment steps."""
+    evaluated, trained = first_series(run.rows, "eval", SUCCESS), first_series(run.rows, "train", SUCCESS)
+    lines = [Line("Training", trained, "train")] if trained else []
+    if evaluated:
+        label = "Evaluation, 95 % interval" if evaluated.low else "Evaluation"
+        lines.append(Line(label, evaluated, "eval", dots=True))
+    return line_chart("Success rate", lines, y_range=(0.0, 1.0), y_format=words.percent) if lines else None
+
+
+def return_chart(run: RunFolder) -> Chart | None:
+    """Return of evaluation and of training over environment steps."""
+    evaluated, trained = first_series(run.rows, "eval", RETURN), first_series(run.rows, "train", RETURN)
+    lines = [Line("Training", trained, "train")] if trained else []
+    lines += [Line("Evaluation", evaluated, "eval", dots=True)] if evaluated else []
+    return line_chart("Return", lines) if lines else None
+
+
+def shown_path(path: Path) -> str:
+    """The path as one would type it here: relative if it lies below the working directory."""
+    absolute, here = path.resolve(), Path.cwd().resolve()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def _content(run: RunFolder) -> dict[str, Any]:
+    stages = stage_times(run)
+    before, after, others = _videos(run)
+    return {
+        "run": run,
+        "title": f"{run.recipe} · {run.path.resolve().name}",
+        "status": run.status,
+        "status_word": words.STATUS_WORDS.get(run.status, run.status),
+        "subject": words.subject(run),
+        "verdict": words.verdict(run),
+        "change": words.change(run),
+        "reason": str(run.result.get("reason") or ""),
+        "tiles": _tiles(run),
+        "success": success_chart(run),
+        "returns": return_chart(run),
+        "before": before,
+        "after": after,
+        "recordings": others,
+        "stages": stages,
+        "bottleneck": _bottleneck(stages),
+        "health": _health(run),
+        "metrics": _all_metrics(run),
+        "plan": _plan(run),
+        "commands": _commands(run),
+        "versions": run.result.get("versions") if isinstance(run.result.get("versions"), dict) else {},
+        "log": run.log_tail if run.status in ("failed", "open") else [],
+    }
+
+
+def _tiles(run: RunFolder) -> list[tuple[str, str, str]]:
+    """(label, value, remark) of the numbers in front."""
+    tiles = []
+    before, after, best = (run.result.get(key) for key in ("before", "after", "best"))
+    for label, results, remark in (("before training", before, ""), ("after training", after, ""), ("best", best, "")):
+        if (rate := words.measured(results, SUCCESS)) is not None:
+            low, high = words.measured(results, SUCCESS, "_low"), words.measured(results, SUCCESS, "_high")
+            if low is not None and high is not None:
+                remark = f"95 % interval {words.percent(low)} – {words.percent(high)}"
+            tiles.append((f"Success {label}", words.percent(rate), remark))
+        elif (value := words.measured(results, RETURN)) is not None:
+            tiles.append((f"Return {label}", words.number(value), ""))
+    tiles.append(("Environment steps", words.count(run.env_steps), _rate(run)))
+    remark = f"{run.iterations:.0f} iterations" if run.iterations is not None else ""
+    tiles.append(("Time", words.duration(run.seconds), remark))
+    if run.seed is not None:
+        tiles.append(("Seed", str(run.seed), ""))
+    return tiles
+
+
+def _rate(run: RunFolder) -> str:
+    if not run.seconds or run.env_steps is None:
+        return ""
+    return f"{words.count(run.env_steps / run.seconds)} a second over the whole run"
+
+
+def _bottleneck(stages: list[StageTime]) -> str:
+    named = [stage for stage in stages if stage.name != "other"]
+    if not named:
+        return ""
+    first = named[0]
+    text = f"The bottleneck is {first.name}: {words.percent(first.share)} of the time, {words.duration(first.seconds)}."
+    if first.share < 1:
+        text += f" If it took no time at all, the run would be {1 / (1 - first.share):.2g} times as fast."
+    return text
+
+
+def _health(run: RunFolder) -> list[Health]:
+    panels = []
+    for sign in SIGNS:
+        found = find_sign(run.rows, sign)
+        chart = line_chart(sign.title, [Line(sign.title, found, "train")]) if found else None
+        if found is None:
+            continue
+        broken = [value for value in found.values if value != value or abs(value) == float("inf")]
+        if chart is None or broken:
+            concern = f"{len(broken)} of {len(found.values)} records are not finite numbers."
+        else:
+            concern = sign.concern(found.values)
+        if chart is not None:
+            panels.append(Health(sign.title, found.key, sign.meaning, words.number(found.values[-1]), concern, chart))
+    return panels
+
+
+def _all_metrics(run: RunFolder) -> list[tuple[str, str, str, str, str]]:
+    """(key, first, last, least, most) of every metric."""
+    table = []
+    for key in sorted(keys_of(run.rows)):
+        found: Series | None = series(run.rows, key)
+        if found is not None:
+            numbers = (found.values[0], found.values[-1], min(found.values), max(found.values))
+            table.append((key, *map(words.number, numbers)))
+    return table
+
+
+def _plan(run: RunFolder) -> dict[str, Any]:
+    """The plan as a table of stages, a reason, and whatever else it says."""
+    stages = run.plan.get("stages")
+    table = {n: s for n, s in stages.items() if isinstance(s, dict)} if isinstance(stages, dict) else {}
+    columns = list(dict.fromkeys(key for stage in table.values() for key in stage))
+    rest = {key: value for key, value in run.plan.items() if key not in ("stages", "why")}
+    cells = {name: [_cell(stage.get(column)) for column in columns] for name, stage in table.items()}
+    return {"columns": columns, "stages": cells, "why": str(run.plan.get("why") or ""), "rest": rest}
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "all"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _commands(run: RunFolder) -> list[tuple[str, str]]:
+    """(what for, command line), for this run in this place."""
+    train = run.result.get("command")
+    if not isinstance(train, str) or not train:
+        seed = f" seed={run.seed}" if run.seed is not None else ""
+        train = f"embodied train {run.recipe}{seed}"
+    commands = [("Reproduce", train)]
+    checkpoint = run.resolve(run.result.get("checkpoint")) or (run.checkpoints[-1] if run.checkpoints else None)
+    if checkpoint is not None:
+        commands.append(("Evaluate", f"embodied eval {shown_path(checkpoint)} {words.environment_id(run) or 'ENV'}"))
+        commands.append(("Resume", f"embodied resume {shown_path(run.path)}"))
+    return commands
+
+
+def _videos(run: RunFolder) -> tuple[Video | None, Video | None, list[Video]]:
+    recorded = run.result.get("videos") if isinstance(run.result.get("videos"), dict) else {}
+    chosen: dict[str, Path | None] = {}
+    notes = {}
+    for when in ("before", "after"):
+        path = run.resolve(recorded.get(when))
+        if path is None and recorded.get(when):
+            notes[when] = f"{recorded[when]} is missing."
+        chosen[when] = path or next((v for v in run.videos if v.stem.startswith(when)), None)
+    pair = [
+        _video(run, chosen[when], f"{when.capitalize()} training")
+        if chosen[when]
+        else (Video(f"{when.capitalize()} training", "", "", notes[when]) if when in notes else None)
+        for when in ("before", "after")
+    ]
+    used = {path.resolve() for path in chosen.values() if path}
+    others = [video for video in run.videos if video.resolve() not in used]
+    shown = [_video(run, video, str(video.relative_to(run.path / "videos"))) for video in others[-_MOST_RECORDINGS:]]
+    return pair[0], pair[1], shown
+
+
+def _video(run: RunFolder, path: Path, title: str) -> Video:
+    source = os.path.relpath(path.resolve(), run.path.resolve()).replace(os.sep, "/")
+    try:
+        # half a second in: the scene is set, and a long video need not be decoded
+        frame = list(itertools.islice(read_frames(path), 10))[-1]
+    except (RefusedInput, IndexError) as error:
+        return Video(title, "", "", f"{path.name} cannot be played: {error}")
+    picture = io.BytesIO()
+    Image.fromarray(frame).save(picture, "JPEG", quality=80)
+    return Video(title, source, "data:image/jpeg;base64," + base64.b64encode(picture.getvalue()).decode())

@@ -1,0 +1,142 @@
+"""Numbers and outcomes in words: the sentences and formats that the report's pages share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from embodied.report.metrics import RETURN, SUCCESS
+from embodied.report.reader import RunFolder
+
+STATUS_WORDS = {
+    "reached": "Goal reached",
+    "limit": "Stopped at its limit",
+    "interrupted": "Interrupted",
+    "failed": "Failed",
+    "open": "No result yet",
+}
+
+
+def count(number: float | None) -> str:
+    """1234567 -> '1.23M'."""
+    if number is None:
+        return "–"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """151 -> '2 min 31 s'."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def percent(share: float | None) -> str:
+    """0.953 -> '95 %'; below 10 % and above 99 % with one more digit where it matters."""
+    if share is None or not math.isfinite(share):
+        return "–"
+    value = 100 * share
+    digits = 1 if (0 < value < 10 or 99 < value < 100) and abs(value - round(value)) >= 0.05 else 0
+    return f"{value:.{digits}f} %"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, without an exponent where that reads well."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.4g}".replace("-", "−")
+    return f"{value:.2e}".replace("-", "−")
+
+
+def measured(results: Any, names: tuple[str, ...], suffix: str = "") -> float | None:
+    """A number from an evaluation record whose keys may or may not begin with `eval/`."""
+    if not isinstance(results, dict):
+        return None
+    for name in names:
+        for key in (f"eval/{name}{suffix}", f"{name}{suffix}"):
+            value = results.get(key)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return float(value)
+    return None
+
+
+def with_interval(results: Any, names: tuple[str, ...] = SUCCESS) -> str:
+    """'97 % (95 % interval 89 % to 99 %, 64 episodes)', as much of it as is known."""
+    rate = measured(results, names)
+    low, high = measured(results, names, "_low"), measured(results, names, "_high")
+    episodes = measured(results, ("episodes",))
+    extra = []
+    if low is not None and high is not None:
+        extra.append(f"95 % interval {percent(low)} to {percent(high)}")
+    if episodes is not None:
+        extra.append(f"{episodes:.0f} episodes")
+    return percent(rate) + (f" ({', '.join(extra)})" if extra else "")
+
+
+def subject(run: RunFolder) -> str:
+    """What was trained where, from the configuration: 'a mlp policy on maniskill/PushCube-v1 with ppo'."""
+
+    def named(section: str, *keys: str) -> str | None:
+        values = run.config.get(section)
+        if isinstance(values, str):
+            return values
+        return next((str(values[k]) for k in keys if values.get(k)), None) if isinstance(values, dict) else None
+
+    policy = named("policy", "name", "id", "kind")
+    env = environment_id(run)
+    algorithm = named("algorithm", "name", "kind")
+    words = f"the {policy} policy" if policy else "a policy"
+    words += f" on {env}" if env else ""
+    return words + (f" with {algorithm.upper()}" if algorithm else "")
+
+
+def environment_id(run: RunFolder) -> str | None:
+    env = run.config.get("env")
+    if isinstance(env, dict):
+        return next((str(env[key]) for key in ("id", "name") if env.get(key)), None)
+    return env if isinstance(env, str) else None
+
+
+def verdict(run: RunFolder) -> str:
+    """Did it reach its goal, in one plain sentence."""
+    took = f"after {duration(run.seconds)}" if run.seconds is not None else ""
+    steps = f"{count(run.env_steps)} environment steps" if run.env_steps is not None else ""
+    spent = " and ".join(filter(None, [took, steps]))
+    match run.status:
+        case "reached":
+            return f"It reached its goal {spent}.".replace(" .", ".")
+        case "limit":
+            return f"It stopped at its limit {spent} without reaching its goal.".replace("  ", " ")
+        case "interrupted":
+            return f"It was interrupted {spent}; resume continues where it stopped.".replace(" ;", ";")
+        case "failed":
+            return f"It failed {spent}.".replace(" .", ".")
+        case "open":
+            last = (
+                f"The last record is iteration {run.rows[-1].iteration}, {spent}." if run.rows else "It has no records."
+            )
+            return f"It has not written a result: it is still running, or it was killed. {last}"
+    return f"It ended with status {run.status!r} {spent}."
+
+
+def change(run: RunFolder) -> str:
+    """Before against after, in one sentence; empty if the run did not measure both."""
+    before, after = run.result.get("before"), run.result.get("after")
+    if (old := measured(before, SUCCESS)) is not None and measured(after, SUCCESS) is not None:
+        return f"Success went from {percent(old)} before training to {with_interval(after)}."
+    if (old := measured(before, RETURN)) is not None and (new := measured(after, RETURN)) is not None:
+        return f"The return went from {number(old)} before training to {number(new)}."
+    return ""

@@ -1,0 +1,98 @@
+"""`embodied doctor`: look at the machine, draw one frame with each simulator, and say what to do about each fault.
+
+Only presents and decides the exit code; what is looked at is in `embodied.system`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embodied.errors import EXIT_DONE, EXIT_FAILED, EmbodiedError
+from embodied.system.checks import Finding, State, all_checks
+from embodied.system.drawing import DEADLINE_SECONDS, draw_all
+from envs.rendering import install
+
+EXAMPLES = """examples:
+  embodied doctor                  look at everything, pictures in runs/doctor
+  embodied doctor --mend           install missing rendering libraries first (apt as root, else into ~/.cache)
+  embodied doctor --json | jq .ok  for scripts; exit code 0: all right, 1: something essential fails
+"""
+_STYLES = {State.RIGHT: "green", State.WARNING: "yellow", State.FAILED: "bold red"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Add this command's parser to the program's."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check this machine: packages, drivers, memory; draw one frame with each simulator",
+        description="Check this machine and say, for each fault, the command that mends it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON instead of a table")
+    parser.add_argument("--mend", action="store_true", help="install missing rendering libraries before looking")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/doctor"), metavar="DIR", help="where pictures go (default: runs/doctor)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE_SECONDS,
+        metavar="SECONDS",
+        help=f"how long one frame may take (default: {DEADLINE_SECONDS:g})",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, print, and return 0 when nothing essential fails, else 1."""
+    console = Console(stderr=args.json, highlight=False)
+    findings: list[Finding] = []
+    if args.mend:
+        findings += mend(console)
+    with console.status("looking at this machine ..."):
+        for check in all_checks(args.out):
+            findings += check()
+    with console.status("each simulator draws one frame (about 15 s) ..."):
+        findings += draw_all(args.out, args.deadline)
+    failed = any(finding.state is State.FAILED for finding in findings)
+    if args.json:
+        entries = [dataclasses.asdict(finding) | {"state": finding.state.value} for finding in findings]
+        print(json.dumps({"ok": not failed, "findings": entries}, indent=2))
+    else:
+        show(findings, console)
+    return EXIT_FAILED if failed else EXIT_DONE
+
+
+def mend(console: Console) -> list[Finding]:
+    """Install missing rendering libraries; what could not be installed becomes a finding."""
+    try:
+        install.ensure(report=lambda line: console.print(line, markup=False))
+    except EmbodiedError as error:
+        return [Finding("installation", State.FAILED, str(error))]
+    return []
+
+
+def show(findings: list[Finding], console: Console) -> None:
+    """Print the table, then each fault with the command that mends it on a line of its own, ready to copy."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("check", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("finding", overflow="fold")
+    for finding in findings:
+        table.add_row(finding.name, f"[{_STYLES[finding.state]}]{finding.state.value}[/]", escape(finding.detail))
+    console.print(table)
+    faults = [finding for finding in findings if finding.state is not State.RIGHT]
+    for finding in faults:
+        if finding.mend:
+            console.print(f"\nto mend {finding.name}:", style=_STYLES[finding.state])
+            console.print(f"  {finding.mend}", soft_wrap=True, markup=False)
+    if not any(finding.state is State.FAILED for finding in faults):
+        console.print("\nall right" + (", with warnings" if faults else ""), style="green")

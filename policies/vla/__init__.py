@@ -1,0 +1,1 @@
+"""Parts shared by the vision-language-action policies: vision, language model, images, prompts, statistics, sampling."""

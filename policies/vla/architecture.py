@@ -1,0 +1,147 @@
+"""What a checkpoint's `config.json` says about the network, and the sizes of our presets in the same form.
+
+The file is kept as it was read, so that a saved policy carries every field the published one had; `Architecture` is
+the typed view of the fields that decide the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from embodied.errors import CheckpointError
+from policies.vla.llama import LlamaShape
+
+BACKBONES = {
+    "dinosiglip-vit-so-224px": (("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"), 224),
+    "siglip-vit-so400m": (("vit_so400m_patch14_siglip_224",), 224),
+    "dinov2-vit-l": (("vit_large_patch14_reg4_dinov2.lvd142m",), 224),
+}
+"""timm ids and picture size of the vision backbones, for configurations that name only the backbone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """Sizes and identities of an OpenVLA network.
+
+    vision_overrides: per transformer, what differs from the timm id's own size (`timm_model_kwargs`, ours).
+    vocab_end: one above the largest token id with a meaning; action ids end here, padding rows follow.
+    """
+
+    timm_ids: tuple[str, ...]
+    vision_overrides: tuple[dict[str, Any], ...]
+    image_size: int
+    llama: LlamaShape
+    vocab_end: int
+    pad_token: int
+    bins: int = 256
+    bos_token: int = 1
+    stop_token: int = 2
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Architecture:
+        """Read the fields of a `config.json`. Raises CheckpointError where it is no OpenVLA configuration."""
+        if config.get("model_type") != "openvla":
+            raise CheckpointError(
+                f"config.json says model_type {config.get('model_type')!r}; expected 'openvla'. "
+                "Point the policy at a folder in OpenVLA's published Hugging Face layout."
+            )
+        text = config.get("text_config") or {}
+        if text.get("model_type", "llama") != "llama":
+            raise CheckpointError(f"The language model is {text['model_type']!r}; only 'llama' is supported.")
+        backbone = config.get("vision_backbone_id", "dinosiglip-vit-so-224px")
+        if "timm_model_ids" not in config and backbone not in BACKBONES:
+            raise CheckpointError(
+                f"config.json names vision backbone {backbone!r} without `timm_model_ids`; known: {sorted(BACKBONES)}."
+            )
+        known_ids, known_size = BACKBONES.get(backbone, ((), 224))
+        ids = tuple(config.get("timm_model_ids", known_ids))
+        llama = LlamaShape.from_text_config(text)
+        return cls(
+            timm_ids=ids,
+            vision_overrides=tuple(config.get("timm_model_kwargs") or [{}] * len(ids)),
+            image_size=int(config.get("image_sizes", [known_size])[0]),
+            llama=llama,
+            vocab_end=llama.vocab_size - int(config.get("pad_to_multiple_of", 64)),
+            pad_token=int(config.get("pad_token_id", 32000)),
+            bins=int(config.get("n_action_bins", 256)),
+            # LLaMA's own ids; published OpenVLA configurations leave them to the tokenizer
+            bos_token=int(text.get("bos_token_id", 1)),
+            stop_token=int(text.get("eos_token_id", 2)),
+        )
+
+
+def published_config(
+    shape: LlamaShape, image_size: int, vision_overrides: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """A `config.json` with the fields of the published checkpoints, for a network of the given sizes."""
+    ids, _ = BACKBONES["dinosiglip-vit-so-224px"]
+    config: dict[str, Any] = {
+        "arch_specifier": "no-align+fused-gelu-mlp",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "auto_map": {
+            "AutoConfig": "configuration_prismatic.OpenVLAConfig",
+            "AutoModelForVision2Seq": "modeling_prismatic.OpenVLAForActionPrediction",
+        },
+        "hf_llm_id": "meta-llama/Llama-2-7b-hf",
+        "image_resize_strategy": "resize-naive",
+        "image_sizes": [image_size, image_size],
+        "llm_backbone_id": "llama2-7b-pure",
+        "llm_max_length": 2048,
+        "model_type": "openvla",
+        "n_action_bins": 256,
+        "output_projector_states": False,
+        "pad_to_multiple_of": 64,
+        "pad_token_id": shape.vocab_size - 64,
+        "text_config": {
+            "model_type": "llama",
+            **dataclasses.asdict(shape),
+            "pad_token_id": shape.vocab_size - 64,
+            "torch_dtype": "bfloat16",
+        },
+        "timm_model_ids": list(ids),
+        "timm_override_act_layers": [None, None],
+        "torch_dtype": "bfloat16",
+        "use_fused_vision_backbone": True,
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
+    }
+    if vision_overrides is not None:
+        config["timm_model_kwargs"] = vision_overrides
+    return config
+
+
+def tiny_config(vocab_size: int) -> dict[str, Any]:
+    """The `tiny` preset: 84-pixel pictures in 36 patches, two small vision transformers, a four-layer decoder."""
+    shape = LlamaShape(
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=vocab_size,
+    )
+    vit = {"embed_dim": 96, "depth": 4, "num_heads": 3}
+    return published_config(shape, image_size=84, vision_overrides=[dict(vit), dict(vit)])
+
+
+def full_config() -> dict[str, Any]:
+    """The `7b` preset: the sizes of the published OpenVLA and OpenVLA-OFT checkpoints."""
+    return published_config(LlamaShape(), image_size=224)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, hidden_size: int) -> None:
+    """Draw fresh weights of projector and language model from torch's global generator.
+
+    Normal with the decoder's usual deviation at 7B, scaled up for narrower ones so that activations start alike.
+    Vision transformers have timm's own initialisation already.
+    """
+    deviation = 0.02 * max(1.0, (4096 / hidden_size) ** 0.25)
+    for child in module.modules():
+        if isinstance(child, nn.Linear | nn.Embedding):
+            nn.init.normal_(child.weight, std=deviation)
+            if isinstance(child, nn.Linear) and child.bias is not None:
+                nn.init.zeros_(child.bias)

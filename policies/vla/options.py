@@ -1,0 +1,70 @@
+"""Options that OpenVLA and OpenVLA-OFT share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from embodied.config import config
+from embodied.errors import suggest
+from policies.api import PolicyConfig
+from policies.vla.bundle import PRESETS
+from policies.vla.images import ImageOptions
+
+
+@config
+class LoraOptions:
+    """Low-rank adapters (Hu et al. 2021) on the decoder's linear layers, or also on vision and projector.
+
+    alpha: scale is alpha / rank; None takes min(rank, 16) as the published fine-tuning recipes do.
+    """
+
+    rank: int = 32
+    alpha: int | None = None
+    dropout: float = 0.0
+    targets: Literal["language", "language_and_vision"] = "language"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not 0 <= self.dropout < 1:
+            raise ValueError(f"rank is {self.rank} and dropout {self.dropout}; expected rank >= 1, 0 <= dropout < 1")
+
+
+@config
+class VLAConfig(PolicyConfig):
+    """What a vision-language-action policy may be told.
+
+    name: `<kind>/tiny` or `<kind>/7b`.
+    checkpoint: folder or hub id in the published layout that gives sizes, weights, tokenizer and statistics; None
+        draws fresh weights of the preset's size.
+    statistics: key of the checkpoint's action statistics; None takes the only one.
+    prompt: template of the checkpoint's training.
+    prompt_tokens: columns of a tokenised prompt; None fits the environment's longest instruction.
+    image: steps before the processor's resize.
+    gripper: the last action dimension as it comes (as_is), or, where the data has 1 for open and 0 for closed, as a
+        sign: open is +1 (ManiSkill) or -1 (LIBERO).
+    precision: type of the weights.
+    recompute: keep activations of the decoder for the backward pass, or only each layer's input.
+    lora: adapters; None trains all weights.
+    """
+
+    checkpoint: str | None = None
+    statistics: str | None = None
+    prompt: Literal["openvla", "openvla_v01"] = "openvla"
+    prompt_tokens: int | None = None
+    image: ImageOptions = ImageOptions()
+    gripper: Literal["as_is", "open_is_positive", "open_is_negative"] = "as_is"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    recompute: Literal["nothing", "layers"] = "nothing"
+    lora: LoraOptions | None = None
+
+    def __post_init__(self) -> None:
+        preset = self.name.partition("/")[2]
+        if preset not in PRESETS:
+            kind = self.name.partition("/")[0]
+            raise ValueError(f"name is {self.name!r}. " + suggest(self.name, [f"{kind}/{p}" for p in PRESETS]))
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk is {self.chunk}; expected at least 1")
+
+    @property
+    def preset(self) -> str:
+        """The part of the name after the kind."""
+        return self.name.partition("/")[2]

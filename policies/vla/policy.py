@@ -1,0 +1,236 @@
+"""What OpenVLA and OpenVLA-OFT policies have in common: inputs, action scaling, value head, adapters, saving.
+
+A subclass says how hidden states of action tokens come about (one after another, or all at once).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from tensordict import TensorDict
+
+from embodied.errors import CheckpointError, ConfigurationError
+from policies import distributions
+from policies.api import Interface, Observed, Policy, PolicySpec, Sampling
+from policies.vla.network import OpenVLAModel, positions_of, splice
+from policies.vla import lora, statistics
+from policies.vla.action_tokens import ActionTokenizer
+from policies.vla.bundle import Bundle
+from policies.vla.images import ImageProcessor, Normaliser
+from policies.vla.options import VLAConfig
+from policies.vla.prompt import PromptEncoder, Template
+from policies.vla.value_head import ValueHead
+
+VALUE_HEAD = "value_head.safetensors"
+ENVIRONMENT = "environment"  # statistics key of a policy that starts from the environment's action bounds
+_DEFAULT_PROMPT_TOKENS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """A batch of prompts with pictures, embedded.
+
+    embeddings [B, S, D]. valid: bool [B, S], False on padding, or None
+    where there is none. counts: int64 [B or 1], valid positions.
+    """
+
+    embeddings: torch.Tensor
+    valid: torch.Tensor | None
+    counts: torch.Tensor
+
+    def extend(self, tail: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Embeddings, validity and positions after appending `tail` [B, n, D] that is no padding."""
+        embeddings = torch.cat([self.embeddings, tail.to(self.embeddings.dtype)], dim=1)
+        if self.valid is None:
+            return embeddings, None, torch.arange(embeddings.shape[1], device=tail.device)[None]
+        valid = torch.cat([self.valid, self.valid.new_ones(tail.shape[:2])], dim=1)
+        return embeddings, valid, positions_of(valid)
+
+
+class VLAPolicy(Policy):
+    """Base of the two policies; `model` holds published parameters, heads of ours stand beside it."""
+
+    kind: str
+    default_chunk: int
+    range_guard: statistics.RangeGuard
+
+    def __init__(self, options: VLAConfig, interface: Interface, bundle: Bundle, model: OpenVLAModel) -> None:
+        super().__init__()
+        if interface.action_kind != "continuous":
+            raise ConfigurationError(
+                f"policy {options.name} emits continuous actions; the environment takes one of {interface.choices} "
+                "choices. Use policy mlp or cnn."
+            )
+        if not interface.cameras:
+            raise ConfigurationError(f"policy {options.name} needs a camera, but the environment shows no pictures.")
+        self.options, self.interface, self.bundle = options, interface, bundle
+        self.model = model
+        architecture = model.architecture
+        chunk = options.chunk or self.default_chunk
+        values = {"none": 0, "chunk": 1, "action": chunk}[options.value]
+        if options.value == "action" and chunk == 1:
+            raise ConfigurationError("policy.value: action gives one value an action; with chunk 1 use value: chunk.")
+        self.spec = PolicySpec(options.name, chunk, interface.action_dim, interface.action_dim, values)
+        if values:
+            self.value_head = ValueHead(architecture.llama.hidden_size, values)
+        self.tokens = ActionTokenizer(architecture.vocab_end, architecture.bins)
+        settings = bundle.preprocessor
+        self.normaliser = Normaliser.from_preprocessor(settings, architecture.timm_ids)
+        fill = settings.get("tvf_letterbox_fill") or (127, 127, 127)
+        strategy = bundle.config.get("image_resize_strategy", "resize-naive")
+        self.pictures = ImageProcessor(architecture.image_size, options.image, strategy, tuple(fill))
+        self.prompts = PromptEncoder(
+            bundle.tokenizer, Template(options.prompt), architecture.pad_token, _DEFAULT_PROMPT_TOKENS
+        )
+        named = [text for text in interface.instructions if text]
+        if options.prompt_tokens is not None:
+            self.prompts.length = options.prompt_tokens
+        elif named:
+            self.prompts.length = self.prompts.longest(interface.instructions)
+        model.language_model.model.recompute = options.recompute == "layers"
+        self._use_statistics()
+
+    # -- statistics ---------------------------------------------------------------------------------------------
+
+    def _use_statistics(self) -> None:
+        stored = self.bundle.statistics
+        if not stored:
+            low, high = self.interface.action_low, self.interface.action_high
+            if not low or not torch.isfinite(torch.tensor([*low, *high])).all():
+                raise ConfigurationError(
+                    f"policy {self.options.name} starts without action statistics and the environment's actions are "
+                    f"unbounded ({low} to {high}); give policy.checkpoint with statistics or a bounded control mode."
+                )
+            stored[ENVIRONMENT] = statistics.from_bounds(low, high, self.interface.state_dim)
+        self.statistics_key, entry = statistics.select(stored, self.options.statistics)
+        self.action_scale = statistics.QuantileScale(entry["action"], self.range_guard)
+        if len(self.action_scale) != self.interface.action_dim:
+            raise ConfigurationError(
+                f"The statistics {self.statistics_key!r} are of {len(self.action_scale)} action dimensions; the "
+                f"environment takes {self.interface.action_dim}. Choose other statistics or another control mode."
+            )
+        self.state_scale = statistics.QuantileScale(entry["proprio"], self.range_guard) if "proprio" in entry else None
+
+    def set_statistics(self, key: str, entry: dict[str, Any]) -> None:
+        """Use a dataset's statistics (see `statistics.compute`) from now on, and save them with the policy."""
+        self.bundle.statistics = {key: entry}
+        self.options = dataclasses.replace(self.options, statistics=key)
+        self._use_statistics()
+
+    # -- inputs and outputs -------------------------------------------------------------------------------------
+
+    def prepare(self, observation: Observed) -> TensorDict:
+        """`pixels` uint8 [B, V, h, w, 3] resized, `input_ids` int64 [B, L], `prompt_mask` bool [B, L], padding False."""
+        if observation.images is None:
+            raise ConfigurationError(f"policy {self.spec.name} needs pictures; the observation has none.")
+        pixels = self.pictures(observation.images)
+        ids, mask = self.prompts(observation.instruction)
+        return TensorDict({"pixels": pixels, "input_ids": ids, "prompt_mask": mask}, batch_size=[len(ids)])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; inputs are moved there."""
+        return self.model.language_model.lm_head.weight.device
+
+    def picture_planes(self, inputs: TensorDict) -> torch.Tensor:
+        """[B, V, F, 3, h, w] normalised pixels in the weights' type."""
+        weight = self.model.vision_backbone.featurizer.patch_embed.proj.weight
+        return self.normaliser(inputs["pixels"].to(self.device)).to(weight.dtype)
+
+    def prompt(self, inputs: TensorDict) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """ids int64 [B, L] and mask bool [B, L], cut to the batch's longest prompt; mask None without padding."""
+        ids, mask = inputs["input_ids"].to(self.device), inputs["prompt_mask"].to(self.device)
+        gaps = (~mask).sum(1)
+        shared, widest = torch.stack(gaps.aminmax()).tolist()
+        ids = torch.cat([ids[:, :1], ids[:, 1 + shared :]], dim=1)
+        if widest == shared:
+            return ids, None
+        return ids, torch.cat([mask[:, :1], mask[:, 1 + shared :]], dim=1)
+
+    @staticmethod
+    def context(text: torch.Tensor, mask: torch.Tensor | None, middle: torch.Tensor) -> Context:
+        """Prompt embeddings [B, L, D] with pictures (and whatever else) [B, P, D] after their first token."""
+        embeddings = splice(text, middle.to(text.dtype))
+        if mask is None:
+            counts = torch.tensor([embeddings.shape[1]], device=text.device)
+            return Context(embeddings, None, counts)
+        valid = splice(mask, mask.new_ones(middle.shape[:2]))
+        return Context(embeddings, valid, valid.sum(1))
+
+    def executed(self, normalised: torch.Tensor) -> torch.Tensor:
+        """float32 [B, C, A] actions for the environment from [B, C, A] in [-1, 1]."""
+        actions = self.action_scale.unnormalise(normalised)
+        if self.options.gripper == "as_is":
+            return actions
+        sign = 1.0 if self.options.gripper == "open_is_positive" else -1.0
+        gripper = torch.where(actions[..., -1:] > 0.5, sign, -sign)
+        return torch.cat([actions[..., :-1], gripper], dim=-1)
+
+    def log_probabilities(self, hidden: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+        """float32 [..., 256]: log-probabilities of the action tokens that follow `hidden` [..., D].
+
+        The one function behind the log-probabilities of `act` and of `evaluate`.
+        """
+        return distributions.filter_logits(self.model.action_logits(hidden), sampling)
+
+    def values(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """float32 [B, V] from the last prompt token's hidden state [B, D]; None without value head."""
+        return self.value_head(hidden) if self.spec.values else None
+
+    def require_value_head(self) -> None:
+        """Raises ConfigurationError where there is none."""
+        if not self.spec.values:
+            raise ConfigurationError(f"policy {self.spec.name} has no value head (policy.value: none).")
+
+    # -- adapters, description, saving --------------------------------------------------------------------------
+
+    def load_components(self, folder: Path) -> None:
+        """Load the heads beside the model that `folder` has files for; others keep their fresh weights."""
+        path = folder / VALUE_HEAD
+        if self.spec.values and path.is_file():
+            try:
+                self.value_head.load_state_dict(safetensors.torch.load_file(path))
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"{path} does not fit policy.value {self.options.value} ({error}); set policy.value as it was when "
+                    "the policy was saved, or remove the file to start with a fresh value head."
+                ) from None
+
+    def published_state(self) -> dict[str, torch.Tensor]:
+        """The model's tensors under published names."""
+        return lora.plain_state(self.model)
+
+    @abc.abstractmethod
+    def write_components(self, folder: Path) -> None:
+        """Write the files of heads beside the model, other than the value head's."""
+
+    def attach_adapters(self) -> None:
+        """Put the configured adapters on the model; heads beside it stay trainable."""
+        if self.options.lora is not None:
+            lora.attach(self.model, self.options.lora)
+
+    @abc.abstractmethod
+    def probe(self) -> torch.Tensor:
+        """Something that depends on every layer, for comparing a merged policy with an adapted one."""
+
+    def probe_inputs(self) -> TensorDict:
+        """Two observations of fixed noise."""
+        generator = torch.Generator().manual_seed(0)
+        size, views = self.pictures.size, self.interface.cameras
+        pixels = torch.randint(0, 256, (2, views, size, size, 3), generator=generator, dtype=torch.uint8)
+        texts = [*self.interface.instructions[:1], *self.interface.instructions[-1:]]
+        ids, mask = self.prompts(texts)
+        inputs = TensorDict({"pixels": pixels, "input_ids": ids, "prompt_mask": mask}, batch_size=[2])
+        if self.state_scale is not None:
+            inputs["proprio"] = torch.randn(2, len(self.state_scale), generator=generator)
+        return inputs
+
+    def metadata(self) -> dict[str, Any]:
+        """Kind, options and interface; sizes, tokenizer and statistics are in the folder's own files."""
+        options = {**dataclasses.asdict(self.options), "prompt_tokens": self.prompts.length}
+        return {"kind": self.kind, "options": options, "interface": dataclasses.asdict(self.interface)}

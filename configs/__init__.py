@@ -1,0 +1,1 @@
+"""The recipes that ship: YAML files, composed by Hydra; `embodied recipes` lists them."""

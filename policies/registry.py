@@ -74,8 +74,7 @@ def load(folder: str | Path) -> Policy:
     metadata = json.loads(description.read_text())
     module = _module(metadata["kind"])
     options = parse(module.Config, metadata["options"], at="policy")
-    interface = {k: tuple(v) if isinstance(v, list) else v for k, v in metadata["interface"].items()}
-    policy = module.build(options, Interface(**interface), 0)
+    policy = module.build(options, Interface(**_as_tuples(metadata["interface"])), 0)
     try:
         policy.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
@@ -83,6 +82,26 @@ def load(folder: str | Path) -> Policy:
             f"the weights in {folder} do not fit the policy that {DESCRIPTION} describes: {error}"
         ) from None
     return policy.eval()
+
+
+def check_interface(policy: Policy, interface: Interface) -> None:
+    """Raise ConfigurationError unless a loaded policy fits an environment's sizes, naming each that differs."""
+    trained = Interface(**_as_tuples(policy.metadata()["interface"]))
+    compared = ("state_dim", "action_dim", "action_kind", "choices", "cameras", "image_height", "image_width")
+    wrong = [
+        f"{name} {getattr(trained, name)} (policy) against {getattr(interface, name)} (environment)"
+        for name in compared
+        if getattr(trained, name) != getattr(interface, name)
+    ]
+    if wrong:
+        raise ConfigurationError(
+            f"this policy was made for another environment: {'; '.join(wrong)}. "
+            "Evaluate it where it was trained, with the same observation and control mode."
+        )
+
+
+def _as_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def interface_of(spec: Any) -> Interface:

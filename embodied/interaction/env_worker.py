@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from embodied.scheduler import Input, Output, Worker, WorkerContext
 from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import WAIT
 from envs import registry
-from envs.api import Assignments, AutoReset, EnvConfig, Observation, StepResult, VectorEnv
+from envs.api import Assignments, AutoReset, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
 
 # how long to leave the processor to the simulators between two looks at whether they are done
 _NAP_SECONDS = 5e-5
@@ -63,13 +64,14 @@ class EnvWorker(Worker):
         self._episodes: list[FinishedEpisode] = []
         self._observation: Observation | None = None  # where the episodes under way stand; None: none are
 
-    async def setup(self) -> None:
-        """Start the simulators."""
+    async def setup(self, announced: Mapping[str, Any]) -> EnvSpec:
+        """Start the simulators and announce what they are."""
         with self.timed("start simulators"):
             self.env: VectorEnv = registry.make(self.options.env)
         self.assignments = TrainingAssignments(self.context.seed, self.env.spec, self.options.group_size)
         self._indices = np.arange(self.env.num_envs)
         self._rounds = np.full(self.env.num_envs, -1, dtype=np.int64)
+        return self.env.spec
 
     async def close(self) -> None:
         """Stop the simulators."""
@@ -114,7 +116,7 @@ class EnvWorker(Worker):
             assert decision.output is not None
             groups = self.assignments.group_ids(streams, self._rounds[rows])
             result = await self._act(slot, decision.output.actions)
-            builder.add(t, rows, decision, result, groups)
+            builder.add(t, rows, decision, self._without_ignored_ends(result), groups)
             self._note_episodes(result, rows)
             observation = result.observation
             final_observation = result.final_observation
@@ -191,6 +193,12 @@ class EnvWorker(Worker):
             self.context.trace.add(self.name, "simulate", WAIT, begin, time.perf_counter())
         with self.timed("simulate" if self.env.slots == 1 else "receive"):
             return self.env.recv(slot)
+
+    def _without_ignored_ends(self, result: StepResult) -> StepResult:
+        """Terminations that were recorded but ended nothing are none to the learner."""
+        if not self.options.env.ignore_terminations:
+            return result
+        return dataclasses.replace(result, terminated=torch.zeros_like(result.terminated))
 
     def _start_episodes(self) -> Observation:
         self._rounds += 1

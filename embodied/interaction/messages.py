@@ -17,14 +17,13 @@ class Rollout:
     """One round of acting.
 
     iteration: counts rounds over the whole run. decisions: T, decisions per environment. purpose: what the noise is
-    for. sampling: how actions are drawn. version: of the weights that act.
+    for. sampling: how actions are drawn.
     """
 
     iteration: int
     decisions: int
     purpose: str
     sampling: Sampling
-    version: int
 
 
 @dataclasses.dataclass(frozen=True)

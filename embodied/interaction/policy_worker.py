@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,19 +13,18 @@ from embodied.interaction.messages import Decision, Question, Rollout
 from embodied.random import RowNoise, derive_seed
 from embodied.scheduler import Input, Output, Worker, WorkerContext
 from policies import registry
-from policies.api import Interface, PolicyConfig, PolicyOutput
+from policies.api import PolicyConfig, PolicyOutput
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyWorkerOptions:
-    """policy and interface: what to build.
+    """policy: what to build with the run's seed, or the folder of a saved policy to load.
 
     evaluation_block: rows of a forward pass in evaluation, always filled up to exactly so many: matrix products of
     another shape may differ in the last bit, and an evaluation must not depend on how many environments play it.
     """
 
-    policy: PolicyConfig
-    interface: Interface
+    policy: PolicyConfig | Path
     evaluation_block: int = 16
 
 
@@ -38,11 +39,16 @@ class PolicyWorker(Worker):
         self.options: PolicyWorkerOptions = options
         self.version = -1
 
-    async def setup(self) -> None:
+    async def setup(self, announced: Mapping[str, Any]) -> None:
         """Build the policy."""
         with self.timed("build policy"):
-            seed = derive_seed(self.context.seed, "policy")
-            self.policy = registry.build(self.options.policy, self.options.interface, seed=seed)
+            interface = registry.interface_of(announced["env"])
+            if isinstance(self.options.policy, Path):
+                self.policy = registry.load(self.options.policy)
+                registry.check_interface(self.policy, interface)
+            else:
+                seed = derive_seed(self.context.seed, "policy")
+                self.policy = registry.build(self.options.policy, interface, seed=seed)
             self.policy.to(self.context.device).eval()
 
     def adopt_weights(self, weights: dict[str, Any], version: int) -> None:

@@ -57,7 +57,9 @@ class InlineLauncher:
             self.groups[name] = WorkerGroup(name, workers)
         self._connect()
         try:
-            await together([_named(w, "setup", w.setup()) for g in self.groups.values() for w in g.workers])
+            announced: dict[str, Any] = {}
+            for name, group in self.groups.items():
+                announced[name] = (await group.call("setup", announced))[0]
         except BaseException:
             await self._close_workers()
             raise

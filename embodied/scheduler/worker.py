@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from embodied.scheduler.trace import BUSY, Trace
@@ -94,8 +95,12 @@ class Worker:
         """`stage[rank]`."""
         return self.context.name
 
-    async def setup(self) -> None:
-        """Acquire what the worker needs (models, simulators); called once, before any operation."""
+    async def setup(self, announced: Mapping[str, Any]) -> Any:
+        """Acquire what the worker needs (models, simulators); called once, before any operation.
+
+        What it returns (a small record) is announced to the stages declared after this one: `announced` holds what
+        earlier stages announced, by stage name, from their rank 0.
+        """
 
     async def close(self) -> None:
         """Free it again; called once, also after a failure."""

@@ -1,0 +1,35 @@
+"""What several verbs share: help texts with examples, the run's farewell."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_verb(subparsers: Any, name: str, summary: str, examples: list[str]) -> argparse.ArgumentParser:
+    """A verb's parser, with its examples below the options."""
+    epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples)
+    return subparsers.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def command_line() -> str:
+    """The command as typed, for the record."""
+    return shlex.join(["embodied", *sys.argv[1:]])
+
+
+def relative(path: Path | str) -> str:
+    """A path as short as it can be said from here."""
+    path = Path(path)
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

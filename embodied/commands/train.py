@@ -1,0 +1,77 @@
+"""`embodied train RECIPE [key=value ...]`: train a policy and leave a run folder with curve, videos and report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embodied.commands.common import add_verb, command_line, relative
+from embodied.errors import EXIT_DONE
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = add_verb(
+        subparsers,
+        "train",
+        "train a policy by a recipe",
+        [
+            "embodied train gym_cartpole_ppo_mlp",
+            "embodied train maniskill_pushcube_ppo_mlp seed=3",
+            "embodied train maniskill_pickcube_ppo_mlp env.num_envs=128 goal.env_steps=2000000",
+            "embodied train ./my_recipe.yaml learner.lr=1e-4",
+            "embodied train maniskill_pushcube_ppo_mlp --dry-run",
+        ],
+    )
+    parser.add_argument("recipe", help="a name from `embodied recipes`, or a .yaml file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change any key of the recipe")
+    parser.add_argument("--dry-run", action="store_true", help="print the composed, checked recipe and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose, check, train, film, report."""
+    from embodied.config.compose import compose_recipe, find_recipe
+    from embodied.interaction.recipe import parse_recipe
+    from embodied.runs.folder import create_run_folder
+
+    name = find_recipe(args.recipe).stem
+    recipe = parse_recipe(name, compose_recipe(args.recipe, args.overrides))
+    if args.dry_run:
+        import yaml
+
+        print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
+        return EXIT_DONE
+    exact = Path(recipe.run.folder) if recipe.run.folder else None
+    folder = create_run_folder(Path(recipe.run.root), name, exact)
+    return carry_out(recipe, folder, command=command_line(), resume=False)
+
+
+def carry_out(recipe: Any, folder: Any, *, command: str, resume: bool) -> int:
+    """Train, then film and report; says at the end where everything is and what to do next."""
+    from embodied.interaction.train import film_before_and_after, train
+    from embodied.report import build_report
+
+    try:
+        outcome = train(recipe, folder, command=command, resume=resume)
+    except KeyboardInterrupt:
+        print(f"stopped; go on with: embodied resume {relative(folder.path)}")
+        raise
+    film_before_and_after(outcome, recipe, print)
+    report = build_report(folder.path)
+    result = outcome.result
+    print()
+    print(f"{'Goal reached' if outcome.status == 'reached' else 'Stopped'}: {outcome.reason}.")
+    for label, path in {
+        "report": report,
+        "video": result.get("videos", {}).get("both"),
+        "checkpoint": result["checkpoint"],
+        "metrics": folder.metrics,
+        "trace": folder.trace,
+    }.items():
+        if path is not None:
+            print(f"  {label:<11}{relative(path)}")
+    print("next:")
+    print(f"  embodied eval {relative(folder.path)} --episodes 256")
+    print(f"  embodied record {relative(folder.path)}")
+    return EXIT_DONE

@@ -1,0 +1,120 @@
+"""Evaluating a saved policy: each (task, initial state, seed) exactly once, with everything needed to repeat it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import AssetError
+from embodied.interaction.assignments import evaluation_assignments
+from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
+from embodied.interaction.evaluation import EvaluationResult
+from embodied.interaction.messages import Rollout
+from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
+from embodied.interaction.recipe import EvaluationConfig
+from embodied.runs.checkpoint import CheckpointStore
+from embodied.runs.metrics import wilson_interval
+from embodied.scheduler import ACCELERATOR, CPU, Flow
+from embodied.scheduler.inline import InlineLauncher
+from embodied.scheduler.plan import single_device_plan
+from envs.api import EnvConfig, EnvSpec
+from policies.registry import DESCRIPTION, WEIGHTS
+
+
+def find_policy(path: str | Path) -> Path:
+    """The policy folder meant by a policy folder, a checkpoint folder or a run folder (its latest checkpoint).
+
+    Raises AssetError when there is none.
+    """
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        raise AssetError(f"there is no folder {path}; give a run folder, one of its checkpoints, or a saved policy")
+    latest = CheckpointStore(path / "checkpoints", keep=1).latest()
+    candidates = [path, path / "policy", *([latest.folder / "policy"] if latest else [])]
+    for candidate in candidates:
+        if (candidate / DESCRIPTION).is_file():
+            return candidate.resolve()
+    raise AssetError(f"{path} holds no policy: neither {DESCRIPTION} nor a complete checkpoint is in it")
+
+
+def find_run(path: str | Path) -> Path | None:
+    """The run folder that `path` lies in, if it lies in one."""
+    resolved = Path(path).expanduser().resolve()
+    return next((p for p in (resolved, *resolved.parents) if (p / "config.yaml").is_file()), None)
+
+
+def evaluate_policy(
+    policy: Path,
+    env: EnvConfig,
+    options: EvaluationConfig,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    deadline: float = 600.0,
+) -> tuple[EvaluationResult, EnvSpec]:
+    """Play the evaluation episodes of `env` with the policy saved in `policy`. Raises EmbodiedError."""
+    flow = Flow("evaluation")
+    env_stage = flow.stage("env", EnvWorker, EnvWorkerOptions(env), scales_with="environments", needs=CPU)
+    policy_options = PolicyWorkerOptions(policy)
+    policy_stage = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)
+    flow.edge(env_stage.questions, policy_stage.questions)
+    flow.edge(policy_stage.decisions, env_stage.decisions)
+    plan = single_device_plan(flow, device, env.slots)
+
+    async def main() -> tuple[EvaluationResult, EnvSpec]:
+        async with InlineLauncher(flow, plan, seed=seed, deadline=deadline) as system:
+            worker = system.group("env").workers[0]
+            assert isinstance(worker, EnvWorker)
+            spec = worker.env.spec
+            assignments = evaluation_assignments(options.seed, options.episodes, spec)
+            rollout = Rollout(0, 0, "evaluate", options.sampling)
+            episodes, _ = await system.together(
+                system.group("env").call("evaluate", assignments),
+                system.group("policy").call("act_evaluation", rollout),
+            )
+            return EvaluationResult(tuple(episodes[0])), spec
+
+    return asyncio.run(main())
+
+
+def results_record(
+    result: EvaluationResult,
+    spec: EnvSpec,
+    *,
+    policy: Path,
+    env: EnvConfig,
+    options: EvaluationConfig,
+    versions: dict[str, str],
+) -> dict[str, Any]:
+    """results.json: protocol, versions, hashes, counts per task with 95 % Wilson intervals, and every episode."""
+    per_task: dict[int, list[bool]] = collections.defaultdict(list)
+    for episode in result.episodes:
+        per_task[episode.task].append(episode.success_once)
+    return {
+        "policy": {"folder": str(policy), "sha256": hashlib.sha256((policy / WEIGHTS).read_bytes()).hexdigest()},
+        "environment": dataclasses.asdict(env),
+        "protocol": dataclasses.asdict(options),
+        "versions": {**versions, **spec.versions},
+        "metrics": result.metrics(),
+        "tasks": [
+            {
+                "task": task,
+                "episodes": len(outcomes),
+                "successes": sum(outcomes),
+                "interval": wilson_interval(sum(outcomes), len(outcomes)),
+            }
+            for task, outcomes in sorted(per_task.items())
+        ],
+        "episodes": result.table(),
+    }
+
+
+def write_results(record: dict[str, Any], path: Path) -> None:
+    """Write results.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2))

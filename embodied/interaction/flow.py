@@ -1,0 +1,28 @@
+"""The embodied flow: environment and policy ask and answer in a cycle; the learner waits for whole trajectories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
+from embodied.interaction.learner_worker import LearnerWorker, LearnerWorkerOptions
+from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
+from embodied.interaction.recipe import Recipe
+from embodied.scheduler import ACCELERATOR, CPU, Flow
+
+
+def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
+    """Training: env <-> policy -> learner, and weights from the learner back to the policy."""
+    flow = Flow("embodied")
+    group_size = recipe.algorithm.group_size
+    env_options = EnvWorkerOptions(recipe.env, group_size=group_size, fresh=recipe.rollout.start == "fresh")
+    policy_options = PolicyWorkerOptions(recipe.policy)
+    learner_options = LearnerWorkerOptions(recipe.policy, recipe.algorithm, recipe.learner, alarms)
+    env = flow.stage("env", EnvWorker, env_options, scales_with="environments", needs=CPU)
+    policy = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)
+    learner = flow.stage("learner", LearnerWorker, learner_options, scales_with="samples", needs=ACCELERATOR)
+    flow.edge(env.questions, policy.questions)
+    flow.edge(policy.decisions, env.decisions)
+    flow.edge(env.trajectories, learner.trajectories)
+    flow.weights(learner, policy)
+    return flow

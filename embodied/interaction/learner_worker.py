@@ -1,0 +1,164 @@
+"""The learner worker: turns a rollout into a better policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.algorithms import alarms, statistics
+from embodied.algorithms.statistics import Statistic
+from embodied.errors import ConfigurationError, CorrectnessAlarm
+from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples
+from embodied.interaction.trajectory import Trajectory
+from embodied.learner.learner import Learner, LearnerConfig
+from embodied.random import derive_seed, generator
+from embodied.runs.state_file import write_state
+from embodied.scheduler import Input, Worker, WorkerContext
+from policies import registry
+from policies.api import PolicyConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerWorkerOptions:
+    """policy: what to train. alarms: folder where the batch behind an alarm is saved."""
+
+    policy: PolicyConfig
+    algorithm: AlgorithmConfig
+    learner: LearnerConfig
+    alarms: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What one iteration of learning did: its metrics, warnings, and the version of the new weights."""
+
+    metrics: dict[str, float]
+    warnings: tuple[str, ...]
+    version: int
+
+
+class LearnerWorker(Worker):
+    """Owns the policy that is trained and its optimiser."""
+
+    trajectories = Input(Trajectory)
+
+    def __init__(self, context: WorkerContext, options: LearnerWorkerOptions) -> None:
+        super().__init__(context, options)
+        self.options: LearnerWorkerOptions = options
+        self.version = 0
+
+    async def setup(self, announced: Mapping[str, Any]) -> None:
+        """Build the policy with the run's seed, and its optimiser."""
+        with self.timed("build learner"):
+            seed = derive_seed(self.context.seed, "policy")
+            self.policy = registry.build(self.options.policy, registry.interface_of(announced["env"]), seed=seed)
+            self.policy.to(self.context.device)
+            self.learner = Learner(self.policy.parameter_groups(), self.options.learner, self.context.device)
+
+    def weights(self) -> dict[str, Any]:
+        """The policy's parameters and buffers themselves."""
+        return self.policy.state_dict(keep_vars=True)
+
+    async def learn(self, iteration: int) -> Update:
+        """Read this iteration's trajectory and improve the policy with it."""
+        trajectory: Trajectory = await self.trajectories.get()
+        warnings = [_constant_reward(trajectory)]
+        with self.timed("advantages"):
+            samples, record = make_samples(trajectory, self.options.algorithm)
+        if len(samples) == 0:
+            warnings.append(
+                "No sample of this rollout counts (every group was filtered out, or nothing was valid); "
+                "no step was taken."
+            )
+            return Update(statistics.report(record), tuple(w for w in warnings if w), self.version)
+        torch.manual_seed(derive_seed(self.context.seed, "learn", self.context.rank, iteration))  # dropout
+        with self.timed("update"):
+            record = statistics.merge(record, self._epochs(samples.to(self.context.device), iteration))
+        self.version += 1
+        metrics = statistics.report(statistics.all_reduce(record))
+        return Update(metrics, tuple(w for w in warnings if w), self.version)
+
+    def _epochs(self, samples: Samples, iteration: int) -> dict[str, Statistic]:
+        options = self.options
+        loss = EmbodiedLoss(options.algorithm, samples)
+        frozen = ("actor",) if iteration < options.algorithm.critic_warmup else ()
+        before = alarms.fingerprint(self.policy.named_parameters()) if self.version == 0 else None
+        record: dict[str, Statistic] = {}
+        steps, stopped = 0, False
+        self.policy.train()
+        for epoch in range(options.learner.epochs):
+            order = torch.randperm(len(samples), generator=generator(self.context.seed, "shuffle", iteration, epoch))
+            for rows in order.split(options.learner.global_batch or len(samples)):
+                step_record, taken = self._step(samples, rows.to(samples.device), loss, frozen, first=steps == 0)
+                record = statistics.merge(record, step_record)
+                if not taken:
+                    stopped = True
+                    break
+                steps += 1
+            if stopped:
+                break
+        self.policy.eval()
+        if before is not None and steps:
+            alarms.require_change(before, alarms.fingerprint(self.policy.named_parameters()))
+        counted = torch.ones(1, dtype=torch.bool)
+        record["learner/steps"] = statistics.Mean.of(torch.tensor([float(steps)]), counted)
+        record["learner/stopped_early"] = statistics.Mean.of(torch.tensor([float(stopped)]), counted)
+        return record
+
+    def _step(
+        self, samples: Samples, rows: torch.Tensor, loss: EmbodiedLoss, frozen: tuple[str, ...], *, first: bool
+    ) -> tuple[dict[str, Statistic], bool]:
+        options = self.options
+        batch = samples[rows]
+        denominators = loss.denominators(batch, rows)
+        sampling = options.algorithm.sampling
+
+        def loss_of(piece: tuple[Samples, torch.Tensor]) -> tuple[torch.Tensor, dict[str, Statistic]]:
+            part, part_rows = piece
+            evaluation = self.policy.evaluate(part.inputs, part.tokens, sampling)
+            if first:
+                mask = part.valid.unsqueeze(-1).expand_as(part.logprobs)
+                alarms.require_ratio_one(evaluation.logprobs, part.logprobs, mask)
+            return loss(part, part_rows, evaluation, denominators)
+
+        def accept(step_record: dict[str, Statistic]) -> bool:
+            limit = options.learner.target_kl
+            return limit is None or float(step_record["policy/approx_kl"].value()) <= limit
+
+        try:
+            return self.learner.step(self._micro_batches(batch, rows), loss_of, frozen=frozen, accept=accept)
+        except CorrectnessAlarm as alarm:
+            path = options.alarms / f"batch_version_{self.version}"
+            write_state(path, batch.to_tensordict().to_dict())
+            raise CorrectnessAlarm(f"{alarm} The batch is saved as {path}.safetensors.") from alarm
+
+    def _micro_batches(self, batch: Samples, rows: torch.Tensor) -> Iterator[tuple[Samples, torch.Tensor]]:
+        size = self.options.learner.micro_batch or len(batch)
+        yield from zip(batch.split(size), rows.split(size), strict=True)
+
+    def export(self, folder: Path) -> None:
+        """Save the policy as it acts."""
+        registry.save(self.policy, folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, optimiser and version."""
+        return {"policy": self.policy.state_dict(), "learner": self.learner.state_dict(), "version": self.version}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from there; tensors shared with others stay shared."""
+        try:
+            self.policy.load_state_dict(state["policy"])
+        except RuntimeError as error:
+            raise ConfigurationError(f"the checkpoint's policy does not fit this recipe's: {error}") from None
+        self.learner.load_state_dict(state["learner"])
+        self.version = state["version"]
+
+
+def _constant_reward(trajectory: Trajectory) -> str | None:
+    """A warning where rewards carry no signal. A constant reward for staying alive is one as long as episodes end."""
+    lives = bool((trajectory.rewards[trajectory.valid] != 0).any()) and bool(trajectory.terminated.any())
+    return None if lives else alarms.warn_constant_reward(trajectory.rewards, trajectory.valid)

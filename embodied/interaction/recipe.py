@@ -1,0 +1,279 @@
+"""A recipe as typed records: parsed strictly, checked as a whole, before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from embodied.config import config, parse
+from embodied.errors import ConfigurationError, suggest
+from embodied.interaction.algorithm import AlgorithmConfig, check_levels
+from embodied.learner.learner import LearnerConfig
+from envs import registry as env_registry
+from envs.api import EnvConfig
+from policies import registry as policy_registry
+from policies.api import PolicyConfig, Sampling
+
+
+@config
+class RolloutConfig:
+    """decisions: per environment and iteration. start: whether a rollout goes on with the episodes under way or begins
+    with fresh ones (groups and fixed-length recipes want fresh ones)."""
+
+    decisions: int = 16
+    start: Literal["continue", "fresh"] = "continue"
+
+    def __post_init__(self) -> None:
+        if self.decisions < 1:
+            raise ValueError(f"decisions is {self.decisions}; it must be at least 1")
+
+
+@config
+class EvaluationConfig:
+    """every: iterations between evaluations; 0 evaluates only at the end. episodes: of one evaluation, always the same
+    ones. sampling: how actions are drawn. seed: of the episodes' worlds, independent of the run's."""
+
+    every: int = 10
+    episodes: int = 64
+    seed: int = 0
+    sampling: Sampling = dataclasses.field(default_factory=lambda: Sampling(decode="greedy"))
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.episodes < 1:
+            raise ValueError(f"every is {self.every}, episodes {self.episodes}; expected every >= 0 and episodes >= 1")
+
+
+@config
+class GoalConfig:
+    """When training is over: `metric` of `in_a_row` evaluations at least `at_least`, or one of the limits.
+
+    at_least None trains to the limit. env_steps: control steps of all environments together. minutes: of wall time.
+    """
+
+    metric: Literal["success_once", "success_at_end", "return"] = "success_once"
+    at_least: float | None = None
+    in_a_row: int = 2
+    env_steps: int = 1_000_000
+    minutes: float | None = None
+
+
+@config
+class RecordConfig:
+    """episodes: filmed before and after training (0: none). fps: of the video."""
+
+    episodes: int = 4
+    fps: int = 20
+
+
+@config
+class CheckpointConfig:
+    """every: iterations between checkpoints (one is always written at the end). keep: how many stay on disk."""
+
+    every: int = 50
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.keep < 1:
+            raise ValueError(f"every is {self.every}, keep {self.keep}; both must be at least 1")
+
+
+@config
+class ClusterConfig:
+    """device: where the policy lives; auto takes the first GPU if there is one. threads: of the tensor library in this
+    process. deadline_seconds: how long any single wait may take before it is an error."""
+
+    device: str = "auto"
+    threads: int = 1
+    deadline_seconds: float = 600.0
+
+
+@config
+class LoggerConfig:
+    """tensorboard: also write event files for it."""
+
+    tensorboard: bool = True
+
+
+@config
+class RunConfig:
+    """root: folder below which `<recipe>/<time>/` is made. folder: this very folder instead."""
+
+    root: str = "runs"
+    folder: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One run, completely described."""
+
+    name: str
+    description: str
+    seed: int
+    env: EnvConfig
+    policy: PolicyConfig
+    algorithm: AlgorithmConfig
+    learner: LearnerConfig
+    rollout: RolloutConfig
+    evaluation: EvaluationConfig
+    goal: GoalConfig
+    record: RecordConfig
+    checkpoint: CheckpointConfig
+    cluster: ClusterConfig
+    logger: LoggerConfig
+    run: RunConfig
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Control steps of one rollout, all environments together, if every action is executed."""
+        return self.env.num_envs * self.rollout.decisions * (self.policy.chunk or 1)
+
+    def device(self) -> str:
+        """The torch device that `cluster.device` means here. Raises ConfigurationError when it does not exist."""
+        return resolve_device(self.cluster.device)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values, complete with defaults; `parse_recipe` is its inverse."""
+        return dataclasses.asdict(self)
+
+
+def resolve_device(wanted: str) -> str:
+    """The torch device that `wanted` means on this machine. Raises ConfigurationError when it does not exist."""
+    gpus = torch.cuda.device_count()
+    valid = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
+    if wanted not in valid:
+        raise ConfigurationError(
+            f"the device {wanted!r} does not exist here. " + suggest(wanted, valid, noun="devices")
+        )
+    return ("cuda:0" if gpus else "cpu") if wanted == "auto" else wanted
+
+
+_SECTIONS: dict[str, type] = {
+    "algorithm": AlgorithmConfig,
+    "learner": LearnerConfig,
+    "rollout": RolloutConfig,
+    "evaluation": EvaluationConfig,
+    "goal": GoalConfig,
+    "record": RecordConfig,
+    "checkpoint": CheckpointConfig,
+    "cluster": ClusterConfig,
+    "logger": LoggerConfig,
+    "run": RunConfig,
+}
+
+
+def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
+    """Plain nested values, as composed, to a recipe. Raises ConfigurationError listing every fault found."""
+    values = {"description": "", "seed": 0, **values}
+    values.pop("name", None)
+    faults: list[str] = []
+    known = ["description", "seed", "env", "policy", *_SECTIONS]
+    faults += [f"Unknown configuration key {k!r}. " + suggest(k, known, noun="keys") for k in values if k not in known]
+    if not isinstance(values["seed"], int) or isinstance(values["seed"], bool) or values["seed"] < 0:
+        faults.append(f"Configuration key 'seed' is {values['seed']!r}: it should be a whole number of at least 0.")
+    parts: dict[str, Any] = {}
+    for section in ("env", "policy", *_SECTIONS):
+        given = values.get(section)
+        given = {} if given is None else given
+        if not isinstance(given, dict):
+            faults.append(f"Configuration key {section!r} is {given!r}: it should be a group of keys.")
+            continue
+        try:
+            parts[section] = parse(_record_for(section, given), given, at=section)
+        except ConfigurationError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigurationError("\n".join(faults))
+    recipe = Recipe(name=name, description=str(values["description"]), seed=values["seed"], **parts)
+    check(recipe)
+    return recipe
+
+
+def _record_for(section: str, given: dict[str, Any]) -> type:
+    """The record of a section; the environment's and the policy's depend on which one it is."""
+    if section == "env":
+        return env_registry.config_class(_required(given, "env", "id", "e.g. maniskill/PushCube-v1"))
+    if section == "policy":
+        return policy_registry.config_class(_required(given, "policy", "name", "e.g. mlp"))
+    return _SECTIONS[section]
+
+
+def _required(given: dict[str, Any], section: str, key: str, example: str) -> str:
+    if not isinstance(given.get(key), str):
+        raise ConfigurationError(f"Configuration key '{section}.{key}' must name the {section}, {example}.")
+    return given[key]
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse impossible combinations, with the reason and the nearest thing that works. Raises ConfigurationError."""
+    faults: list[str] = []
+    try:
+        check_levels(recipe.algorithm, recipe.policy.chunk or 1, recipe.policy.value)
+    except ConfigurationError as error:
+        faults.append(str(error))
+    env, algorithm = recipe.env, recipe.algorithm
+    if env.num_envs < 1 or env.slots < 1 or env.num_envs % env.slots:
+        faults.append(_divide("env.num_envs", env.num_envs, "env.slots", env.slots))
+    elif env.num_envs // env.slots % algorithm.group_size:
+        faults.append(
+            _divide("env.num_envs / env.slots", env.num_envs // env.slots, "algorithm.group_size", algorithm.group_size)
+        )
+    if algorithm.advantage != "gae" and (env.auto_reset != "disabled" or recipe.rollout.start != "fresh"):
+        faults.append(
+            f"algorithm.advantage={algorithm.advantage} scores one episode an environment and rollout; "
+            "it needs env.auto_reset=disabled and rollout.start=fresh"
+        )
+    samples = recipe.env.num_envs * recipe.rollout.decisions
+    batch = recipe.learner.global_batch
+    if batch is not None and (batch > samples or samples % batch):
+        faults.append(
+            _divide(
+                "env.num_envs * rollout.decisions", samples, "learner.global_batch", batch, vary="learner.global_batch"
+            )
+        )
+    micro = recipe.learner.micro_batch
+    if micro is not None and ((batch or samples) % micro or micro > (batch or samples)):
+        faults.append(
+            _divide("learner.global_batch", batch or samples, "learner.micro_batch", micro, vary="learner.micro_batch")
+        )
+    if recipe.goal.metric == "return" and recipe.goal.at_least is None and recipe.goal.env_steps <= 0:
+        faults.append("goal has neither a target nor a limit; set goal.at_least or goal.env_steps")
+    if recipe.goal.at_least is not None and recipe.evaluation.every == 0:
+        faults.append(
+            "goal.at_least is looked up in evaluations, but evaluation.every=0 makes none; set it to 1 or more"
+        )
+    try:
+        recipe.device()
+    except ConfigurationError as error:
+        faults.append(str(error))
+    if faults:
+        raise ConfigurationError("\n".join(faults))
+
+
+def _divide(what: str, amount: int, by: str, divisor: int, vary: str | None = None) -> str:
+    """A sentence on an indivisible amount, with the nearest values that work."""
+    if vary is None:
+        lower, upper = (
+            amount // divisor * divisor if divisor > 0 else 0,
+            (amount // divisor + 1) * divisor if divisor > 0 else 1,
+        )
+        near = ", ".join(str(v) for v in (lower, upper) if v > 0)
+        return f"{what} is {amount}, which {by}={divisor} does not divide. Nearest valid values of {what}: {near}."
+    divisors = [d for d in range(1, amount + 1) if amount % d == 0]
+    below = max((d for d in divisors if d <= divisor), default=None)
+    above = min((d for d in divisors if d >= divisor), default=None)
+    near = ", ".join(str(v) for v in dict.fromkeys([below, above]) if v is not None)
+    return f"{what} is {amount}, which {by}={divisor} does not divide. Nearest valid values of {vary}: {near}."
+
+
+def load_run_recipe(folder: Path) -> Recipe:
+    """The recipe of an existing run, from its config.yaml. Raises ConfigurationError when there is none."""
+    import yaml
+
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} is not a run folder: there is no config.yaml in it")
+    values = yaml.safe_load(path.read_text())
+    return parse_recipe(values["name"], values)

@@ -1,0 +1,339 @@
+"""Training: collect, learn, publish, until the goal or a limit is reached.
+
+This file is the run's order of events; what each event does is in the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.metadata
+import logging
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from embodied import __version__
+from embodied.errors import CheckpointError, EmbodiedError, SimulatorError
+from embodied.interaction.assignments import evaluation_assignments
+from embodied.interaction.env_worker import EnvWorker, FinishedEpisode
+from embodied.interaction.evaluation import EvaluationResult, episode_metrics
+from embodied.interaction.flow import embodied_flow
+from embodied.interaction.learner_worker import LearnerWorker, Update
+from embodied.interaction.messages import Rollout
+from embodied.interaction.recipe import Recipe
+from embodied.interaction.recording import Recording, film, recording_env
+from embodied.random import derive_seed
+from embodied.runs.checkpoint import Checkpoint, CheckpointStore
+from embodied.runs.folder import RunFolder
+from embodied.runs.metrics import MetricsLog, read_metrics
+from embodied.runs.progress import RunProgress, spoken_time
+from embodied.scheduler.inline import InlineLauncher
+from embodied.scheduler.plan import Plan, single_device_plan
+from embodied.scheduler.trace import BUSY
+from envs.api import EnvSpec
+from envs.video import side_by_side
+from policies import registry as policy_registry
+
+log = logging.getLogger("embodied")
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a run is: what a checkpoint keeps beside the workers' state."""
+
+    iteration: int = 0  # completed iterations
+    env_steps: int = 0
+    seconds: float = 0.0
+    goals_in_a_row: int = 0
+    before: dict[str, float] = dataclasses.field(default_factory=dict)
+    best: dict[str, float] = dataclasses.field(default_factory=dict)
+    last: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended: status "reached" (the goal) or "limit", the reason in words, and result.json's contents."""
+
+    folder: RunFolder
+    status: str
+    reason: str
+    result: dict[str, Any]
+
+
+class TrainingRun:
+    """One run under a launcher."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, system: InlineLauncher, screen: RunProgress) -> None:
+        self.recipe, self.folder, self.system, self.screen = recipe, folder, system, screen
+        self.env = system.group("env")
+        self.policy = system.group("policy")
+        self.learner = system.group("learner")
+        self.store = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
+        self.progress = Progress()
+        self._clock = time.monotonic()
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's."""
+        worker = self.env.workers[0]
+        assert isinstance(worker, EnvWorker)
+        return worker.env.spec
+
+    async def collect(self) -> list[FinishedEpisode]:
+        """Let the policy act for one rollout."""
+        recipe = self.recipe
+        rollout = Rollout(self.progress.iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
+        finished, _ = await self.system.together(self.env.call("collect", rollout), self.policy.call("act", rollout))
+        return [episode for part in finished for episode in part]
+
+    async def learn(self) -> Update:
+        """Improve the policy with what was collected."""
+        update: Update = (await self.learner.call("learn", self.progress.iteration))[0]
+        await self.system.sync_weights(update.version)
+        return update
+
+    async def evaluate(self) -> EvaluationResult:
+        """Play the evaluation episodes with the current weights."""
+        options = self.recipe.evaluation
+        assignments = evaluation_assignments(options.seed, options.episodes, self.spec)
+        rollout = Rollout(0, 0, "evaluate", options.sampling)
+        episodes, _ = await self.system.together(
+            self.env.call("evaluate", assignments), self.policy.call("act_evaluation", rollout)
+        )
+        return EvaluationResult(tuple(episodes[0]))
+
+    def save(self) -> Checkpoint:
+        """Write a checkpoint of everything."""
+        self._tick()
+        state = {
+            "progress": dataclasses.asdict(self.progress),
+            "workers": {name: [w.state_dict() for w in group.workers] for name, group in self.system.groups.items()},
+        }
+        learner = self.learner.workers[0]
+        assert isinstance(learner, LearnerWorker)
+        return self.store.save(self.progress.iteration, state, learner.export)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        state = checkpoint.state()
+        self.progress = Progress(**state["progress"])
+        for name, parts in state["workers"].items():
+            for worker, part in zip(self.system.group(name).workers, parts, strict=True):
+                worker.load_state_dict(part)
+
+    def note_evaluation(self, result: EvaluationResult) -> None:
+        """Remember the best, the last, and how often in a row the goal was met."""
+        metrics = result.metrics()
+        goal = self.recipe.goal
+        value = metrics[f"eval/{goal.metric}"]
+        progress = self.progress
+        progress.last = metrics
+        progress.before = progress.before or metrics
+        if not progress.best or value > progress.best[f"eval/{goal.metric}"]:
+            progress.best = metrics | {"iteration": float(progress.iteration), "env_steps": float(progress.env_steps)}
+        met = goal.at_least is not None and value >= goal.at_least
+        progress.goals_in_a_row = progress.goals_in_a_row + 1 if met else 0
+        low, high = metrics["eval/success_once_low"], metrics["eval/success_once_high"]
+        rate = (
+            f"success {result.success_once:.0%} (95 % interval {low:.0%} to {high:.0%}), "
+            if self.spec.has_success
+            else ""
+        )
+        self.screen.say(
+            f"  evaluation after {progress.env_steps:,} steps: {rate}return {result.mean_return:.2f}, "
+            f"{len(result.episodes)} episodes" + ("  <- goal met" if met else "")
+        )
+
+    def over(self) -> tuple[str, str] | None:
+        """Status and reason if training is over."""
+        goal, progress = self.recipe.goal, self.progress
+        if goal.at_least is not None and progress.goals_in_a_row >= goal.in_a_row:
+            times = "evaluation" if goal.in_a_row == 1 else f"{goal.in_a_row} evaluations in a row"
+            return "reached", f"{goal.metric} was at least {goal.at_least:g} in {times}"
+        wanted = f" without {goal.metric} of at least {goal.at_least:g} in {goal.in_a_row} evaluations in a row"
+        wanted = wanted if goal.at_least is not None else ""
+        if progress.env_steps >= goal.env_steps:
+            return "limit", f"the limit of {goal.env_steps:,} environment steps was reached{wanted}"
+        if goal.minutes is not None and self.seconds() >= goal.minutes * 60:
+            return "limit", f"the limit of {goal.minutes:g} minutes was reached{wanted}"
+        return None
+
+    def seconds(self) -> float:
+        """Wall seconds this run has taken, stops left out."""
+        return self.progress.seconds + time.monotonic() - self._clock
+
+    def _tick(self) -> None:
+        self.progress.seconds, self._clock = self.seconds(), time.monotonic()
+
+
+async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tuple[str, str]:
+    """The order of events. Returns status and reason."""
+    recipe, progress = run.recipe, run.progress
+    if not resumed:
+        result = await run.evaluate()
+        run.note_evaluation(result)
+        metrics_log.write(0, 0, run.seconds(), result.metrics())
+    while (end := run.over()) is None:
+        run.system.trace.take_totals()
+        began = time.perf_counter()
+        episodes = await run.collect()
+        collected = time.perf_counter()
+        update = await run.learn()
+        learnt = time.perf_counter()
+        progress.iteration += 1
+        progress.env_steps += recipe.steps_per_iteration
+        for warning in update.warnings:
+            run.screen.say(f"  warning: {warning}")
+        metrics = episode_metrics(episodes) | update.metrics
+        metrics |= {"time/rollout_s": collected - began, "time/learn_s": learnt - collected}
+        metrics |= _stage_times(run.system)
+        due = recipe.evaluation.every and progress.iteration % recipe.evaluation.every == 0
+        if due or (run.over() is not None and recipe.goal.at_least is None):
+            result = await run.evaluate()
+            metrics |= result.metrics() | {"time/evaluate_s": time.perf_counter() - learnt}
+            run.note_evaluation(result)
+        metrics_log.write(progress.iteration, progress.env_steps, run.seconds(), metrics)
+        run.screen.update(progress.env_steps, _status(metrics, run.spec.has_success))
+        if progress.iteration % recipe.checkpoint.every == 0:
+            try:
+                run.save()
+            except CheckpointError as error:
+                run.screen.say(f"  warning: {error} Training goes on.")
+    return end
+
+
+def _stage_times(system: InlineLauncher) -> dict[str, float]:
+    """Busy seconds per stage and operation of the iteration that has just passed."""
+    times: dict[str, float] = {}
+    for (worker, name, category), seconds in system.trace.take_totals().items():
+        if category == BUSY:
+            key = f"time/{worker.split('[')[0]}_{name.replace(' ', '_')}_s"
+            times[key] = times.get(key, 0.0) + seconds
+    return times
+
+
+def _status(metrics: dict[str, float], has_success: bool) -> str:
+    if has_success and "train/success_once" in metrics:
+        return f"training success {metrics['train/success_once']:.0%}"
+    if "train/return" in metrics:
+        return f"training return {metrics['train/return']:.2f}"
+    return f"KL {metrics.get('policy/approx_kl', 0.0):.4f}"
+
+
+def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = False) -> Outcome:
+    """Train `recipe` in `folder`, from the start or from its latest checkpoint; returns when it is over.
+
+    Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
+    """
+    torch.set_num_threads(recipe.cluster.threads)
+    device = recipe.device()
+    flow = embodied_flow(recipe, folder.path / "alarms")
+    plan = Plan.from_json(folder.plan.read_text()) if resume else single_device_plan(flow, device, recipe.env.slots)
+    if not resume:
+        folder.config.write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
+        folder.plan.write_text(plan.to_json())
+    result: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
+    state = Progress()
+
+    async def main() -> tuple[str, str]:
+        nonlocal state
+        limit = recipe.goal.env_steps
+        with RunProgress(folder.log, total=limit, unit="steps") as screen:
+            screen.say(f"run folder: {folder.path}")
+            screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
+            screen.say(f"starting {recipe.env.num_envs} x {recipe.env.id} ...")
+            system = InlineLauncher(flow, plan, seed=recipe.seed, deadline=recipe.cluster.deadline_seconds)
+            async with system:
+                await system.sync_weights(0)
+                run = TrainingRun(recipe, folder, system, screen)
+                checkpoint = run.store.latest() if resume else None
+                if checkpoint is not None:
+                    run.restore(checkpoint)
+                    screen.say(f"resumed after iteration {checkpoint.step} ({run.progress.env_steps:,} steps)")
+                state = run.progress
+                after = None if not resume else run.progress.iteration
+                tensorboard = folder.tensorboard if recipe.logger.tensorboard else None
+                metrics_log = MetricsLog(folder.metrics, tensorboard, after=after)
+                try:
+                    end = await _loop(run, metrics_log, resumed=checkpoint is not None)
+                    result["checkpoint"] = str(run.save().folder)
+                finally:
+                    state = run.progress
+                    metrics_log.close()
+                    system.trace.write(folder.trace)
+            return end
+
+    def conclude(status: str, reason: str) -> None:
+        result.update(
+            status=status,
+            reason=reason,
+            iterations=state.iteration,
+            env_steps=state.env_steps,
+            seconds=round(state.seconds, 1),
+            before=state.before,
+            after=state.last,
+            best=state.best,
+        )
+        folder.write_result(result)
+
+    try:
+        status, reason = asyncio.run(main())
+    except KeyboardInterrupt:
+        conclude("interrupted", "interrupted by the user")
+        raise
+    except EmbodiedError as error:
+        conclude("failed", str(error))
+        raise
+    conclude(status, reason)
+    return Outcome(folder, status, reason, result)
+
+
+def film_before_and_after(outcome: Outcome, recipe: Recipe, say: Any) -> None:
+    """Film the untrained and the trained policy in the same episodes; adds the videos to result.json.
+
+    Without a way to render, says why and leaves the videos out: the training stands.
+    """
+    if recipe.record.episodes == 0:
+        return
+    folder, result = outcome.folder, outcome.result
+    say(f"filming {recipe.record.episodes} episodes before and after training ...")
+    began = time.monotonic()
+    try:
+        with recording_env(recipe.env, recipe.record.episodes) as env:
+            seed = derive_seed(recipe.seed, "policy")
+            untrained = policy_registry.build(recipe.policy, policy_registry.interface_of(env.spec), seed=seed)
+            trained = policy_registry.load(Path(result["checkpoint"]) / "policy")
+            options = {"fps": recipe.record.fps, "device": recipe.device()}
+            before = film(untrained, env, recipe.evaluation, folder.videos, "before", "before training", **options)
+            after = film(trained, env, recipe.evaluation, folder.videos, "after", "after training", **options)
+    except SimulatorError as error:
+        say(f"warning: no videos: {error} `embodied doctor` shows what is missing.")
+        result["videos_missing"] = str(error)
+    else:
+        titles = (_title("before training", before, env.spec), _title("after training", after, env.spec))
+        both = side_by_side(before.path, after.path, folder.videos / "before_and_after.mp4", titles)
+        result["videos"] = {"before": str(before.path), "after": str(after.path), "both": str(both)}
+        say(f"filmed in {spoken_time(time.monotonic() - began)}")
+    folder.write_result(result)
+
+
+def _title(text: str, recording: Recording, spec: EnvSpec) -> str:
+    return f"{text}: {recording.successes} of {recording.episodes}" if spec.has_success else text
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides what a run does."""
+    names = ("torch", "mani-skill", "sapien", "mujoco", "gymnasium", "numpy", "transformers")
+    own = {"embodied": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    return own | {name: importlib.metadata.version(name) for name in names}
+
+
+def learning_curve(folder: RunFolder, metric: str) -> list[tuple[int, float]]:
+    """(environment steps, value) of one metric over a run."""
+    records = read_metrics(folder.metrics)
+    return [(r["env_steps"], r["metrics"][metric]) for r in records if metric in r["metrics"]]

@@ -1,0 +1,1 @@
+"""The gradient side, shared by both workloads."""

@@ -1,0 +1,127 @@
+"""One optimiser step at a time: gradients of micro-batches added up, checked, clipped and applied.
+
+The learner knows parameters and losses, not what they are about. A loss function returns its share of the global
+batch's loss (already divided by the batch's denominator), so that one big batch and its micro-batches give the same
+gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from embodied.algorithms.statistics import Mean, Statistic, merge
+from embodied.config import config
+from embodied.errors import CorrectnessAlarm
+
+Batch = TypeVar("Batch")
+
+
+@config
+class LearnerConfig:
+    """lr: of the actor (Adam). value_lr: of the critic's own parameters; None means lr.
+    grad_clip: largest global gradient norm; None does not clip.
+    epochs: passes over a rollout. global_batch: decisions per optimiser step; None takes the whole rollout.
+    micro_batch: decisions per forward and backward pass; None takes the global batch.
+    target_kl: stop the epochs of an iteration once the approximate KL to the acting policy exceeds it; None never does.
+    precision: arithmetic of the forward pass; parameters and optimiser state are float32.
+    """
+
+    lr: float = 3e-4
+    value_lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-5
+    weight_decay: float = 0.0
+    grad_clip: float | None = 0.5
+    epochs: int = 1
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    target_kl: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "value_lr", "eps", "grad_clip", "target_kl"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
+        for name in ("epochs", "global_batch", "micro_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+class Learner:
+    """Adam over a module's parameter groups.
+
+    groups: parameters by role ("actor", "critic"); each role may have its own learning rate, and may be held still.
+    """
+
+    def __init__(self, groups: dict[str, list[nn.Parameter]], options: LearnerConfig, device: str) -> None:
+        self.options = options
+        self.device = device
+        self.groups = {role: parameters for role, parameters in groups.items() if parameters}
+        rates = {"critic": options.value_lr or options.lr}
+        self.optimizer = torch.optim.AdamW(
+            [{"params": p, "lr": rates.get(role, options.lr), "role": role} for role, p in self.groups.items()],
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            foreach=True,
+        )
+
+    def step(
+        self,
+        micro_batches: Iterable[Batch],
+        loss_of: Callable[[Batch], tuple[torch.Tensor, dict[str, Statistic]]],
+        *,
+        frozen: tuple[str, ...] = (),
+        accept: Callable[[dict[str, Statistic]], bool] = lambda statistics: True,
+    ) -> tuple[dict[str, Statistic], bool]:
+        """One optimiser step over the micro-batches of one global batch.
+
+        loss_of: a micro-batch's share of the loss, with gradient, and its statistics. frozen: roles whose parameters
+        stay as they are. accept: looks at the batch's statistics before the step; False leaves the parameters alone.
+        Returns the merged statistics, with the gradient norm, and whether the step was taken.
+
+        Raises CorrectnessAlarm for a loss or gradient that is not finite; the parameters are then untouched.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        parts: list[dict[str, Statistic]] = []
+        for batch in micro_batches:
+            with torch.autocast(
+                torch.device(self.device).type, torch.bfloat16, enabled=self.options.precision == "bfloat16"
+            ):
+                loss, statistics = loss_of(batch)
+            if not bool(torch.isfinite(loss)):
+                raise CorrectnessAlarm(f"the loss is {loss.item()}; no step was taken with it")
+            loss.backward()
+            parts.append(statistics)
+        moving = [p for role, params in self.groups.items() if role not in frozen for p in params if p.grad is not None]
+        for role in frozen:
+            for parameter in self.groups.get(role, []):
+                parameter.grad = None
+        limit = self.options.grad_clip or float("inf")
+        norm = nn.utils.clip_grad_norm_(moving, limit, foreach=True) if moving else torch.zeros(())
+        if not bool(torch.isfinite(norm)):
+            raise CorrectnessAlarm(f"the gradient norm is {norm.item()}; no step was taken with it")
+        merged = merge(*parts)
+        taken = accept(merged)
+        if taken:
+            self.optimizer.step()
+        everything = torch.ones(1, dtype=torch.bool, device=norm.device)
+        merged["learner/gradient_norm"] = Mean.of(norm.reshape(1), everything)
+        return merged, taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state, with string keys throughout."""
+        state = self.optimizer.state_dict()
+        return {"state": {str(index): dict(entry) for index, entry in state["state"].items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; learning rates and the like come from the options."""
+        current = self.optimizer.state_dict()
+        current["state"] = {int(index): entry for index, entry in state["state"].items()}
+        self.optimizer.load_state_dict(current)

@@ -1,0 +1,84 @@
+"""What a person sees while a run goes on: a bar with time left on a terminal, a plain line now and then elsewhere.
+
+Everything said is also written to the run's log.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+# off a terminal, a line at most so often
+_LINE_SECONDS = 10.0
+
+
+def spoken_time(seconds: float) -> str:
+    """ "45 s", "3 min 20 s", "2 h 5 min"."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+class RunProgress:
+    """Progress of one run; a context manager.
+
+    log: file that everything said is appended to. total: what `update` counts up to, at most.
+    """
+
+    def __init__(self, log: Path, *, total: int, unit: str, done: int = 0) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._log = log.open("a")
+        self._total, self._unit = total, unit
+        self._started, self._began_at = time.monotonic(), done
+        self._last_line = 0.0
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> RunProgress:
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[left]}"),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._task = self._bar.add_task("starting", total=self._total, left="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._log.close()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, and log it."""
+        self.console.print(text, markup=False)
+        self._note(text)
+
+    def update(self, done: int, status: str) -> None:
+        """`done` of the total; `status` is a few words on how it goes."""
+        spent = time.monotonic() - self._started
+        rate = (done - self._began_at) / spent if spent > 0 else 0.0
+        left = f"at most {spoken_time((self._total - done) / rate)} left" if rate > 0 else "time left unknown"
+        line = f"{done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s, {left}  {status}"
+        self._note(line)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, description=status, left=f"{rate:,.0f} {self._unit}/s, {left}")
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.console.print(line, markup=False)
+
+    def _note(self, text: str) -> None:
+        self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        self._log.flush()

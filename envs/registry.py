@@ -87,6 +87,14 @@ def make_by_id(id: str, num_envs: int = 8, slots: int = 1, **options: Any) -> Ve
     return make(parse(config_class(id), {"id": id, "num_envs": num_envs, "slots": slots, **options}))
 
 
+def with_rendering(config: EnvConfig) -> EnvConfig:
+    """The same environment, prepared for `VectorEnv.render`; adapters that prepare pictures only on request have an
+    option `rendering` for it."""
+    if not any(field.name == "rendering" for field in dataclasses.fields(config)):
+        return config
+    return dataclasses.replace(config, rendering="on_demand")
+
+
 def process_count(config: EnvConfig) -> int:
     """How many simulator processes `config` means: as many as there are cores, but none without an environment."""
     if config.processes is not None:

@@ -1,1 +1,1 @@
-"""Parts shared by the vision-language-action policies: vision, language model, images, prompts, statistics, sampling."""
+"""Parts shared by the vision-language-action policies: vision, language model, images, prompts, statistics."""

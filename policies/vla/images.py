@@ -172,7 +172,8 @@ class Normaliser(nn.Module):
             chosen = [HALF if "siglip" in timm_id else IMAGENET for timm_id in timm_ids]
         if len(chosen) != len(timm_ids):
             raise CheckpointError(
-                f"preprocessor_config.json has constants for {len(chosen)} transformers; config.json names {len(timm_ids)}."
+                f"preprocessor_config.json has constants for {len(chosen)} transformers; "
+                f"config.json names {len(timm_ids)}."
             )
         return cls(chosen)
 

@@ -72,7 +72,7 @@ class KeyValueCache:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionPlan:
-    """Who sees whom: a boolean mask broadcastable to [B, 1, queries, keys], or None with `causal` for the plain case."""
+    """Who sees whom: a boolean mask broadcastable to [B, 1, queries, keys], or None, with `causal` the triangle."""
 
     mask: torch.Tensor | None
     causal: bool

@@ -17,11 +17,11 @@ from tensordict import TensorDict
 from embodied.errors import CheckpointError, ConfigurationError
 from policies import distributions
 from policies.api import Interface, Observed, Policy, PolicySpec, Sampling
-from policies.vla.network import OpenVLAModel, positions_of, splice
 from policies.vla import lora, statistics
 from policies.vla.action_tokens import ActionTokenizer
 from policies.vla.bundle import Bundle
 from policies.vla.images import ImageProcessor, Normaliser
+from policies.vla.network import OpenVLAModel, positions_of, splice
 from policies.vla.options import VLAConfig
 from policies.vla.prompt import PromptEncoder, Template
 from policies.vla.value_head import ValueHead
@@ -125,7 +125,7 @@ class VLAPolicy(Policy):
     # -- inputs and outputs -------------------------------------------------------------------------------------
 
     def prepare(self, observation: Observed) -> TensorDict:
-        """`pixels` uint8 [B, V, h, w, 3] resized, `input_ids` int64 [B, L], `prompt_mask` bool [B, L], padding False."""
+        """`pixels` uint8 [B, V, h, w, 3], `input_ids` int64 [B, L], `prompt_mask` bool [B, L] (False on padding)."""
         if observation.images is None:
             raise ConfigurationError(f"policy {self.spec.name} needs pictures; the observation has none.")
         pixels = self.pictures(observation.images)

@@ -97,7 +97,7 @@ round salad sauce second shelf shelves short side sink slide small socket soup s
 stove straight switch sweep table take target tea that the their them then third this three through to tomato top
 touch toward towards towel toy tray turn two under unplug up upright upside use valve vase vertical wall water while
 white wine wipe with wooden yellow zero
-""".split()
+"""
 
 
 def small_tokenizer(vocab_size: int = 768) -> tokenizers.Tokenizer:
@@ -109,10 +109,10 @@ def small_tokenizer(vocab_size: int = 768) -> tokenizers.Tokenizer:
     template = ["▁In", "▁What", "▁action", "▁should", "Out", "▁USER", "▁ASSISTANT"]
     letters = [chr(code) for code in range(33, 127)]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, *template]
-    pieces += [f"▁{word}" for word in _WORDS if len(word) > 1] + ["▁a"]
+    pieces += [f"▁{word}" for word in _WORDS.split() if len(word) > 1] + ["▁a"]
     pieces += [f"<unused_{i}>" for i in range(vocab_size - len(pieces))]
     # a word costs less than its spelling, whatever its length; unused pieces never win
-    score = {piece: -20.0 for piece in ["▁", *letters]}
+    score = dict.fromkeys(["▁", *letters], -20.0)
     vocabulary = [
         (piece, -1000.0 if piece.startswith("<") and len(piece) > 1 else score.get(piece, -1.0)) for piece in pieces
     ]

@@ -91,7 +91,7 @@ class Samples(TensorClass):
     """A rollout as N independent decisions; rows without any valid action are left out.
 
     inputs TensorDict [N]; tokens, logprobs [N, C, D]; valid bool [N, C]: the actions that count in the loss.
-    advantages [N, C] (reward level action) or [N] (chunk). returns, values [N, V].
+    advantages [N, C] (reward level action) or [N] (chunk). returns, state_values [N, V].
     trajectory int64 [N]: which trajectory a decision belongs to.
     """
 
@@ -101,7 +101,7 @@ class Samples(TensorClass):
     valid: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
-    values: torch.Tensor
+    state_values: torch.Tensor
     trajectory: torch.Tensor
 
 
@@ -131,8 +131,8 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
     decisions, envs, chunk = trajectory.rewards.shape
     valid = trajectory.valid
     level = Level(options.reward_level)
-    rewards, terminated, truncated, steps_valid = _steps(trajectory, level)
-    returns = torch.zeros_like(trajectory.values[:-1])
+    rewards, terminated, truncated, steps_valid = step_tensors(trajectory, level)
+    returns = torch.zeros_like(trajectory.state_values[:-1])
     statistics: dict[str, Statistic] = {}
     if options.advantage == "gae":
         values, final_values = _step_values(trajectory, level)
@@ -177,7 +177,7 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
         valid=valid,
         advantages=_unsteps(advantages, level, chunk),
         returns=returns,
-        values=trajectory.values[:-1],
+        state_values=trajectory.state_values[:-1],
         trajectory=trajectories.clone(),
         batch_size=[decisions, envs],
     ).flatten(0, 1)
@@ -197,7 +197,7 @@ def _group_advantages(
     return algorithms.broadcast_to_steps(algorithms.grpo(scores, groups, deviation=options.deviation), counted)
 
 
-def _steps(trajectory: Trajectory, level: Level) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def step_tensors(trajectory: Trajectory, level: Level) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """rewards, terminated, truncated, valid as step tensors [S, B] at `level`."""
     rewards = levels.reward_to(trajectory.rewards, trajectory.valid, level)
     ends = [levels.ends_to(flags, trajectory.valid, level) for flags in (trajectory.terminated, trajectory.truncated)]
@@ -216,10 +216,10 @@ def _step_values(trajectory: Trajectory, level: Level) -> tuple[torch.Tensor, to
     chunk = trajectory.rewards.shape[2]
     first_of_final = trajectory.final_values[..., 0]
     if level is Level.CHUNK:
-        return trajectory.values[..., 0], first_of_final
+        return trajectory.state_values[..., 0], first_of_final
     # a final observation begins a chunk that is never executed: its value is the head's first
     final = levels.flatten_steps(first_of_final.unsqueeze(-1).expand(*first_of_final.shape, chunk))
-    return levels.flatten_steps(trajectory.values)[: len(final) + 1], final
+    return levels.flatten_steps(trajectory.state_values)[: len(final) + 1], final
 
 
 def _unsteps(steps: torch.Tensor, level: Level, chunk: int) -> torch.Tensor:
@@ -280,7 +280,7 @@ class EmbodiedLoss:
                 advantages,
                 mask,
                 evaluation.value,
-                batch.values,
+                batch.state_values,
                 batch.returns,
                 self._value_mask(batch),
                 value_clip=options.value_clip,
@@ -312,6 +312,6 @@ class EmbodiedLoss:
 
     def _value_mask(self, batch: Samples) -> torch.Tensor:
         """bool [N, V]."""
-        if batch.values.shape[-1] == batch.valid.shape[-1]:
+        if batch.state_values.shape[-1] == batch.valid.shape[-1]:
             return batch.valid
-        return batch.valid.any(-1, keepdim=True).expand(batch.values.shape)
+        return batch.valid.any(-1, keepdim=True).expand(batch.state_values.shape)

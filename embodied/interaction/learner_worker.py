@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from embodied.algorithms import alarms, statistics
+from embodied import algorithms
+from embodied.algorithms import Level, alarms, statistics
 from embodied.algorithms.statistics import Statistic
 from embodied.errors import ConfigurationError, CorrectnessAlarm
-from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples
+from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples, step_tensors
 from embodied.interaction.trajectory import Trajectory
 from embodied.learner.learner import Learner, LearnerConfig
 from embodied.random import derive_seed, generator
@@ -66,7 +67,7 @@ class LearnerWorker(Worker):
     async def learn(self, iteration: int) -> Update:
         """Read this iteration's trajectory and improve the policy with it."""
         trajectory: Trajectory = await self.trajectories.get()
-        warnings = [_constant_reward(trajectory)]
+        warnings = [_constant_reward(trajectory, self.options.algorithm.needs_groups)]
         with self.timed("advantages"):
             samples, record = make_samples(trajectory, self.options.algorithm)
         if len(samples) == 0:
@@ -158,7 +159,12 @@ class LearnerWorker(Worker):
         self.version = state["version"]
 
 
-def _constant_reward(trajectory: Trajectory) -> str | None:
-    """A warning where rewards carry no signal. A constant reward for staying alive is one as long as episodes end."""
-    lives = bool((trajectory.rewards[trajectory.valid] != 0).any()) and bool(trajectory.terminated.any())
-    return None if lives else alarms.warn_constant_reward(trajectory.rewards, trajectory.valid)
+def _constant_reward(trajectory: Trajectory, groups: bool) -> str | None:
+    """A warning where rewards carry no signal: groups compare scores; otherwise a reward that is the same at every step
+    but not zero is one for staying alive, whose signal is how long episodes last."""
+    if groups:
+        rewards, terminated, truncated, valid = step_tensors(trajectory, Level.ACTION)
+        return alarms.warn_constant_reward(algorithms.first_episode_return(rewards, terminated, truncated, valid))
+    if bool((trajectory.rewards[trajectory.valid] != 0).any()):
+        return None
+    return alarms.warn_constant_reward(trajectory.rewards, trajectory.valid)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.metadata
-import logging
 import platform
 import time
 from pathlib import Path
@@ -39,7 +38,7 @@ from envs.api import EnvSpec
 from envs.video import side_by_side
 from policies import registry as policy_registry
 
-log = logging.getLogger("embodied")
+_WARNING_REST = 25
 
 
 @dataclasses.dataclass
@@ -76,6 +75,7 @@ class TrainingRun:
         self.store = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
         self.progress = Progress()
         self._clock = time.monotonic()
+        self._warned: dict[str, int] = {}
 
     @property
     def spec(self) -> EnvSpec:
@@ -149,6 +149,15 @@ class TrainingRun:
             f"{len(result.episodes)} episodes" + ("  <- goal met" if met else "")
         )
 
+    def warn(self, warnings: tuple[str, ...]) -> None:
+        """Say each warning, but one of the same beginning at most every `_WARNING_REST` iterations."""
+        for warning in warnings:
+            key = warning[:20]
+            last = self._warned.get(key)
+            if last is None or self.progress.iteration - last >= _WARNING_REST:
+                self._warned[key] = self.progress.iteration
+                self.screen.say(f"  warning: {warning}")
+
     def over(self) -> tuple[str, str] | None:
         """Status and reason if training is over."""
         goal, progress = self.recipe.goal, self.progress
@@ -187,8 +196,7 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         learnt = time.perf_counter()
         progress.iteration += 1
         progress.env_steps += recipe.steps_per_iteration
-        for warning in update.warnings:
-            run.screen.say(f"  warning: {warning}")
+        run.warn(update.warnings)
         metrics = episode_metrics(episodes) | update.metrics
         metrics |= {"time/rollout_s": collected - began, "time/learn_s": learnt - collected}
         metrics |= _stage_times(run.system)

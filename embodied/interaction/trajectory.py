@@ -18,9 +18,9 @@ class Trajectory(TensorClass):
     inputs: TensorDict [T, B], what the policy prepared from each observation.
     tokens, logprobs [T, B, C, D]: what was drawn and its log-probability when it was drawn.
     rewards float32, terminated, truncated, valid bool [T, B, C]: as in StepResult.
-    values float32 [T+1, B, V]: of the observations decided on and of the one after the last decision.
+    state_values float32 [T+1, B, V]: of the observations decided on and of the one after the last decision.
     final_values float32 [T, B, V]: of the true last observation of an episode that ended within decision t, else 0.
-    (values and final_values have V == 0 for a policy without value head.)
+    (state_values and final_values have V == 0 for a policy without value head.)
     group_ids int64 [T, B]: which group's attempt decision t belongs to.
     assignments int64 [T, B, 3]: task, initial state, seed of the episode decision t belongs to.
     versions int64 [T, B]: version of the weights that decided.
@@ -33,7 +33,7 @@ class Trajectory(TensorClass):
     terminated: torch.Tensor
     truncated: torch.Tensor
     valid: torch.Tensor
-    values: torch.Tensor
+    state_values: torch.Tensor
     final_values: torch.Tensor
     group_ids: torch.Tensor
     assignments: torch.Tensor
@@ -66,7 +66,7 @@ class TrajectoryBuilder:
             tokens=torch.zeros(steps, envs, *tokens.shape[1:], dtype=tokens.dtype),
             logprobs=torch.zeros(steps, envs, *decision.output.logprobs.shape[1:]),
             rewards=torch.zeros(steps, envs, chunk),
-            values=torch.zeros(steps + 1, envs, values),
+            state_values=torch.zeros(steps + 1, envs, values),
             final_values=torch.zeros(steps, envs, values),
             group_ids=torch.zeros(steps, envs, dtype=torch.int64),
             assignments=torch.zeros(steps, envs, 3, dtype=torch.int64),
@@ -93,7 +93,7 @@ class TrajectoryBuilder:
         record.assignments[t, rows] = result.episodes.assignments.stack()
         record.versions[t, rows] = decision.version
         if decision.value is not None:
-            record.values[t, rows] = decision.value
+            record.state_values[t, rows] = decision.value
 
     def add_final(self, t: int, rows: torch.Tensor, values: torch.Tensor | None) -> None:
         """Store the values of the last observations of episodes that ended within decision `t` in `rows` int64 [E]."""
@@ -103,7 +103,7 @@ class TrajectoryBuilder:
     def add_last(self, rows: slice, decision: Decision) -> None:
         """Store the value of the observation after the last decision."""
         if decision.value is not None and self._record is not None:
-            self._record.values[self._decisions, rows] = decision.value
+            self._record.state_values[self._decisions, rows] = decision.value
 
     def finish(self) -> Trajectory:
         """The complete record."""

@@ -135,8 +135,8 @@ class Doorbell:
     def _quiet(self, slept: float) -> None:
         with contextlib.suppress(BlockingIOError):  # woken by something else than the bell
             os.eventfd_read(self._own)
-        if slept < SPIN_SECONDS:
-            self._spin = min(SPIN_SECONDS, self._spin * 2)  # a little more spinning would have met it
+        if slept < 2 * SPIN_SECONDS:
+            self._spin = min(SPIN_SECONDS, self._spin * 2)  # spinning would have met it, or nearly
 
     def close(self) -> None:
         """Hang up; the other side sees it. Safe to call twice."""

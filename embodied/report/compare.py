@@ -4,6 +4,7 @@ differs between their configurations."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def build_comparison(run_folders: Sequence[Path | str], out: Path | str | None =
             columns=["Before", "After", "Steps", "Time", "Steps a second", "Seed", "Bottleneck"],
             success=_overlaid(runs, labels, SUCCESS, "Success rate", (0.0, 1.0)),
             returns=_overlaid(runs, labels, RETURN, "Return", None),
-            seeds=_seeds(runs, recipes),
+            seeds=_seeds(runs),
             differences=_differences(runs),
             labels=labels,
             notes=[f"{label}: {note}" for run, label in zip(runs, labels, strict=True) for note in run.notes],
@@ -84,8 +85,10 @@ def _lead(runs: list[RunFolder]) -> str:
     rates = [rate for run in runs if (rate := words.measured(run.result.get("after"), SUCCESS)) is not None]
     if len(rates) == len(runs):
         mean = sum(rates) / len(rates)
-        text += f" Success after training: {words.percent(mean)} on average, "
-        text += f"from {words.percent(min(rates))} to {words.percent(max(rates))}."
+        text += f" Success after training: {words.percent(mean)} on average"
+        text += (
+            f", from {words.percent(min(rates))} to {words.percent(max(rates))}." if min(rates) < max(rates) else "."
+        )
     return text
 
 
@@ -134,17 +137,22 @@ def _overlaid(
     return line_chart(title, lines, y_range=y_range, y_format=y_format) if lines else None
 
 
-def _seeds(runs: list[RunFolder], recipes: list[str]) -> Chart | None:
-    """Mean and range over the runs of each recipe that was run more than once; None if there is none."""
+def _seeds(runs: list[RunFolder]) -> Chart | None:
+    """Mean and range over runs that differ in nothing but their seed; None if there are no two such runs."""
+    groups: dict[str, list[RunFolder]] = {}
+    for run in runs:
+        same = {key: str(value) for key, value in _flatten(run.config).items() if not _is_own(run, key, value)}
+        groups.setdefault(json.dumps([run.recipe, same], sort_keys=True), []).append(run)
     lines = []
-    for index, recipe in enumerate(recipes):
-        found = [first_series(run.rows, "eval", SUCCESS) for run in runs if run.recipe == recipe]
-        evaluated = [line for line in found if line]
+    for members in groups.values():
+        evaluated = [line for run in members if (line := first_series(run.rows, "eval", SUCCESS))]
         if len(evaluated) < 2:
             continue
         steps, values = common_grid(evaluated)
+        recipe = members[0].recipe
         summary = Series(recipe, list(steps), list(values.mean(0)), list(values.min(0)), list(values.max(0)))
-        lines.append(Line(f"{recipe}, mean and range of {len(evaluated)}", summary, str(index % COLOURS)))
+        seeds = ", ".join(str(run.seed) for run in members)
+        lines.append(Line(f"{recipe}: mean and range of seeds {seeds}", summary, str(len(lines) % COLOURS)))
     return line_chart("Success over seeds", lines, y_range=(0.0, 1.0), y_format=words.percent) if lines else None
 
 
@@ -154,6 +162,11 @@ def _differences(runs: list[RunFolder]) -> list[tuple[str, list[str]]]:
     keys = sorted({key for values in flat for key in values})
     table = [(key, [str(values.get(key, "–")) for values in flat]) for key in keys]
     return [(key, cells) for key, cells in table if len(set(cells)) > 1]
+
+
+def _is_own(run: RunFolder, key: str, value: Any) -> bool:
+    """Whether a configuration entry is the run's own by nature: its seed, or a path into its folder."""
+    return key == "seed" or run.path.resolve().name in str(value)
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

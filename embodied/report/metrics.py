@@ -73,7 +73,7 @@ SIGNS = (
         "Clip fraction",
         ("clip_fraction", "clipfrac", "clip_frac"),
         "Share of actions whose probability changed so much that PPO stopped pushing them.",
-        _above(0.4, "Above 40 %: much of the gathered data no longer teaches anything."),
+        _above(0.4, "Above 40%: much of the gathered data no longer teaches anything."),
     ),
     Sign(
         "Entropy",

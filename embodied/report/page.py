@@ -105,7 +105,7 @@ def success_chart(run: RunFolder) -> Chart | None:
     evaluated, trained = first_series(run.rows, "eval", SUCCESS), first_series(run.rows, "train", SUCCESS)
     lines = [Line("Training", trained, "train")] if trained else []
     if evaluated:
-        label = "Evaluation, 95 % interval" if evaluated.low else "Evaluation"
+        label = "Evaluation, 95% interval" if evaluated.low else "Evaluation"
         lines.append(Line(label, evaluated, "eval", dots=True))
     return line_chart("Success rate", lines, y_range=(0.0, 1.0), y_format=words.percent) if lines else None
 
@@ -157,11 +157,15 @@ def _tiles(run: RunFolder) -> list[tuple[str, str, str]]:
     """(label, value, remark) of the numbers in front."""
     tiles = []
     before, after, best = (run.result.get(key) for key in ("before", "after", "best"))
-    for label, results, remark in (("before training", before, ""), ("after training", after, ""), ("best", best, "")):
+    shown = [("before training", before), ("after training", after)]
+    if best != after:
+        shown.append(("at its best", best))
+    for label, results in shown:
         if (rate := words.measured(results, SUCCESS)) is not None:
+            remark = ""
             low, high = words.measured(results, SUCCESS, "_low"), words.measured(results, SUCCESS, "_high")
             if low is not None and high is not None:
-                remark = f"95 % interval {words.percent(low)} – {words.percent(high)}"
+                remark = f"95% interval {words.percent(low)} – {words.percent(high)}"
             tiles.append((f"Success {label}", words.percent(rate), remark))
         elif (value := words.measured(results, RETURN)) is not None:
             tiles.append((f"Return {label}", words.number(value), ""))

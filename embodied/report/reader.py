@@ -77,14 +77,13 @@ class RunFolder:
         return path if path.is_file() else None
 
     def resolve(self, recorded: object) -> Path | None:
-        """The file that a path in result.json means: relative to the run folder, else as it stands. None if absent."""
+        """The file that a path in result.json means: inside the run folder, else as it stands. None if absent."""
         if not isinstance(recorded, str) or not recorded:
             return None
-        # the folder may have been moved or downloaded since: its own copy comes first
-        inside = [self.path / recorded]
-        parts = Path(recorded).parts
-        inside += [self.path / Path(*parts[index:]) for index in range(1, len(parts))]
-        return next((path for path in [*inside, Path(recorded)] if path.exists()), None)
+        # the folder may have been moved or downloaded since: what lies inside it under the path's end comes first
+        named = Path(recorded)
+        ends = [Path(*named.parts[start:]) for start in range(int(named.is_absolute()), len(named.parts))]
+        return next((path for path in [*(self.path / end for end in ends), named] if path.exists()), None)
 
 
 def read_run(folder: Path | str) -> RunFolder:

@@ -42,12 +42,12 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.953 -> '95 %'; below 10 % and above 99 % with one more digit where it matters."""
+    """0.953 -> '95%'; below 10% and above 99% with one more digit where it matters."""
     if share is None or not math.isfinite(share):
         return "–"
     value = 100 * share
     digits = 1 if (0 < value < 10 or 99 < value < 100) and abs(value - round(value)) >= 0.05 else 0
-    return f"{value:.{digits}f} %"
+    return f"{value:.{digits}f}%"
 
 
 def number(value: float | None) -> str:
@@ -74,13 +74,13 @@ def measured(results: Any, names: tuple[str, ...], suffix: str = "") -> float | 
 
 
 def with_interval(results: Any, names: tuple[str, ...] = SUCCESS) -> str:
-    """'97 % (95 % interval 89 % to 99 %, 64 episodes)', as much of it as is known."""
+    """'97% (95% interval 89% to 99%, 64 episodes)', as much of it as is known."""
     rate = measured(results, names)
     low, high = measured(results, names, "_low"), measured(results, names, "_high")
     episodes = measured(results, ("episodes",))
     extra = []
     if low is not None and high is not None:
-        extra.append(f"95 % interval {percent(low)} to {percent(high)}")
+        extra.append(f"95% interval {percent(low)} to {percent(high)}")
     if episodes is not None:
         extra.append(f"{episodes:.0f} episodes")
     return percent(rate) + (f" ({', '.join(extra)})" if extra else "")
@@ -135,8 +135,8 @@ def verdict(run: RunFolder) -> str:
 def change(run: RunFolder) -> str:
     """Before against after, in one sentence; empty if the run did not measure both."""
     before, after = run.result.get("before"), run.result.get("after")
-    if (old := measured(before, SUCCESS)) is not None and measured(after, SUCCESS) is not None:
-        return f"Success went from {percent(old)} before training to {with_interval(after)}."
+    if (old := measured(before, SUCCESS)) is not None and (new := measured(after, SUCCESS)) is not None:
+        return f"Success went from {percent(old)} before training to {percent(new)}."
     if (old := measured(before, RETURN)) is not None and (new := measured(after, RETURN)) is not None:
         return f"The return went from {number(old)} before training to {number(new)}."
     return ""

@@ -25,6 +25,7 @@ from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.instructions import instruction
 from envs.maniskill.quiet import without_graphics, without_noise, without_questions
 from envs.maniskill.scene import batched_task
+from envs.maniskill.stock import stock_task
 
 logger = logging.getLogger("envs.maniskill")
 
@@ -38,10 +39,11 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
             f"ManiSkill has no task {config.task!r}. {hint}Valid tasks: {', '.join(sorted(REGISTERED_ENVS))}."
         )
     task = REGISTERED_ENVS[config.task]
-    if config.reward not in task.cls.SUPPORTED_REWARD_MODES:
+    rewards = {"sparse", *task.cls.SUPPORTED_REWARD_MODES} - {"none"}
+    if config.reward not in rewards:
         raise ConfigurationError(
             f"Task {config.task} has no reward {config.reward!r} (env.reward). "
-            + suggest(config.reward, [m for m in task.cls.SUPPORTED_REWARD_MODES if m != "none"], noun="rewards")
+            + suggest(config.reward, sorted(rewards), noun="rewards")
         )
     if config.robot is not None and config.robot not in REGISTERED_AGENTS:
         raise ConfigurationError(
@@ -82,7 +84,7 @@ def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
     options: dict[str, Any] = {
         **task.default_kwargs,
         "obs_mode": "state",
-        "reward_mode": config.reward,
+        "reward_mode": config.reward if config.reward in task.cls.SUPPORTED_REWARD_MODES else "none",
         "control_mode": config.control_mode,
         "sim_backend": "physx_cpu",
         "render_backend": "cpu" if config.needs_renderer else "none",
@@ -95,10 +97,11 @@ def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
     }
     if config.robot is not None:
         options["robot_uids"] = config.robot
-    cls = task.cls
-    if batch is not None:
-        cls = batched_task(cls)
-        options["num_envs"] = batch
+    if batch is None:
+        cls = stock_task(task.cls)
+    else:
+        cls = batched_task(task.cls)
+        options |= {"num_envs": batch, "scene_seed": config.scene_seed}
     try:
         with construction(config):
             return cls(**options)
@@ -112,7 +115,17 @@ def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
                 f"{config.task} needs a Vulkan device to render and none works: {error}. Run `embodied doctor` for "
                 "what to install, or use env.obs=state with env.rendering=never."
             ) from error
+        if "download_asset" in str(error):
+            raise AssetError(f"Task {config.task} needs assets that are not on this machine: {error}") from error
         raise SimulatorError(f"ManiSkill failed to build {config.task}: {error}") from error
+    except ImportError as error:
+        raise SimulatorError(f"{config.task} needs a package that is not installed: {error}") from error
+    except AttributeError as error:
+        if not config.needs_renderer:
+            raise SimulatorError(
+                f"{config.task} reads its visuals while it is built ({error}); set env.rendering=on_demand."
+            ) from error
+        raise
 
 
 def _refuse_control_mode(config: ManiSkillConfig, task: RegisteredTask) -> None:
@@ -143,8 +156,13 @@ def split_action(actions: torch.Tensor, parts: dict[str, int]) -> torch.Tensor |
     return dict(zip(parts, actions.split(list(parts.values()), dim=1), strict=True))
 
 
+def task_reward(env: BaseEnv, reward: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """float32 [n]: the task's reward; success itself where a sparse reward was asked of a task that has no reward."""
+    return success.float() if env.reward_mode == "none" else reward.float().clone()
+
+
 def task_spec(
-    env: BaseEnv, config: ManiSkillConfig, *, state_dim: int, privileged_dim: int, has_success: bool, exact_reset: bool
+    env: BaseEnv, config: ManiSkillConfig, *, state_dim: int, privileged_dim: int, has_success: bool
 ) -> EnvSpec:
     """The environment's description."""
     space = env.single_action_space
@@ -167,7 +185,6 @@ def task_spec(
         episode_steps=limit if config.episode_steps is None else config.episode_steps,
         control_hz=float(env.control_freq),
         has_success=has_success,
-        exact_reset=exact_reset,
         versions={"mani_skill": mani_skill.__version__, "sapien": sapien.__version__, "physics": "physx cpu"},
     )
 

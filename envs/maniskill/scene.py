@@ -11,7 +11,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import sapien
 import sapien.physx as physx
 import torch
@@ -50,7 +49,17 @@ class BatchedScene(ManiSkillScene):
 
 
 class _BatchedTask(BaseEnv):
-    """Mixed in before a task class; see `batched_task`."""
+    """Mixed in before a task class; see `batched_task`.
+
+    scene_is_drawn: building the scene used random numbers, so that its geometry is drawn, once, from `scene_seed`; it
+        is then the same in every environment.
+    """
+
+    scene_is_drawn: bool
+
+    def __init__(self, *args: Any, scene_seed: int, **options: Any) -> None:
+        self._scene_seed = scene_seed
+        super().__init__(*args, **options)
 
     @property
     def backend(self) -> BackendInfo:
@@ -71,6 +80,14 @@ class _BatchedTask(BaseEnv):
             scenes.append(sapien.Scene(systems))
         self.scene = BatchedScene(scenes, sim_config=self.sim_config, device=self.device, backend=self.backend)
         self.scene.px.timestep = 1.0 / self._sim_freq
+
+    def _reconfigure(self, options: dict | None = None) -> None:
+        generators = BatchedRNG.from_seeds([self._scene_seed] * self.num_envs)
+        self._batched_episode_rng, self._episode_rng = generators, generators.rngs[0]
+        torch.manual_seed(self._scene_seed)
+        before = _generator_states(generators)
+        super()._reconfigure(options or {})
+        self.scene_is_drawn = before != _generator_states(generators)
 
     def _load_scene(self, options: dict) -> None:
         super()._load_scene(options)
@@ -130,6 +147,11 @@ class _BatchedTask(BaseEnv):
         scene._reset_mask = torch.ones_like(every)
 
 
+def _generator_states(generators: BatchedRNG) -> list[bytes]:
+    numpy_states = [rng.get_state()[1].tobytes() + bytes([rng.get_state()[2] % 251]) for rng in generators.rngs]
+    return [*numpy_states, torch.get_rng_state().numpy().tobytes()]
+
+
 def _links(scene: ManiSkillScene, attributes: dict[str, Any]) -> Iterator[Link]:
     """Links of all articulations, and merged views of links that a task keeps among its attributes."""
     for articulation in [*scene.articulations.values(), *scene.articulation_views.values()]:
@@ -143,8 +165,3 @@ def _links(scene: ManiSkillScene, attributes: dict[str, Any]) -> Iterator[Link]:
 def batched_task(task: type[BaseEnv]) -> type[BaseEnv]:
     """A subclass of `task` whose instances step `num_envs` CPU scenes as one batch."""
     return type(f"Batched{task.__name__}", (_BatchedTask, task), {"__module__": __name__})
-
-
-def episode_seed(seed: int) -> int:
-    """An assignment's seed as numpy's legacy generator takes it: 32 bits."""
-    return int(np.uint64(seed) % np.uint64(2**32))

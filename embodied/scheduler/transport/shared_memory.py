@@ -217,7 +217,7 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
         if size <= INLINE:
             self._place = (_IN_ENTRY, 0, 0)
             return True
-        if len(self._blocks) <= ENTRIES:  # reuse what was used last, while asking costs little
+        if len(self._blocks) <= ENTRIES or self._sent % ENTRIES == 0:  # reuse what is warm; asking costs by the block
             self._reclaim()
         if not self._fits(size):
             self._reclaim()

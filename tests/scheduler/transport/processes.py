@@ -1,0 +1,73 @@
+"""Real processes for the tests of links: a forked child runs one function and reports how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from embodied.scheduler.transport import Codec, Ends
+from embodied.scheduler.transport.shared_memory import Listener, SharedMemoryIncoming, SharedMemoryOutgoing, connect
+
+
+class Child:
+    """A forked process running `work(*args)`; `ended()` waits for it and returns its exit code."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
+        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(work, args), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @staticmethod
+    def _run(work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            work(*args)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self, seconds: float = 30) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
+
+
+def listener(codec: Codec | None = None, deadline: float = 20.0, link: str = "numbers", **options: Any) -> Listener:
+    return Listener(Ends(link, "reader[0]", "writer[0]"), codec or Codec(), deadline=deadline, **options)
+
+
+def writer(address: str, codec: Codec | None = None, deadline: float = 20.0, **options: Any) -> SharedMemoryOutgoing:
+    return connect(address, Ends("numbers", "writer[0]", "reader[0]"), codec or Codec(), deadline=deadline, **options)
+
+
+def both_ends(**options: Any) -> tuple[SharedMemoryOutgoing, SharedMemoryIncoming]:
+    """A link whose two ends are in this process: everything but the death of a peer can be seen that way."""
+    codec = options.pop("codec", None)
+    deadline = options.pop("deadline", 20.0)
+    waiting = listener(codec, deadline)
+    return writer(waiting.address, codec, deadline, **options), waiting.accept()
+
+
+@contextlib.contextmanager
+def reading_from(
+    work: Callable[..., Any], *args: Any, deadline: float = 20.0
+) -> Iterator[tuple[SharedMemoryIncoming, Child]]:
+    """The reader's end here; `work(address, *args)` in a child writes."""
+    waiting = listener(deadline=deadline)
+    child = Child(work, waiting.address, *args)
+    try:
+        with waiting.accept() as incoming:
+            yield incoming, child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        child.ended()

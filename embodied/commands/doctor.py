@@ -9,50 +9,53 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from embodied.commands.common import add_verb
 from embodied.errors import EXIT_DONE, EXIT_FAILED, EmbodiedError
-from embodied.system.checks import Finding, State, all_checks
-from embodied.system.drawing import DEADLINE_SECONDS, draw_all
-from envs.rendering import install
 
-EXAMPLES = """examples:
-  embodied doctor                  look at everything, pictures in runs/doctor
-  embodied doctor --mend           install missing rendering libraries first (apt as root, else into ~/.cache)
-  embodied doctor --json | jq .ok  for scripts; exit code 0: all right, 1: something essential fails
-"""
-_STYLES = {State.RIGHT: "green", State.WARNING: "yellow", State.FAILED: "bold red"}
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from embodied.system.checks import Finding
+
+FRAME_SECONDS = 180.0  # how long one frame may take: a cold first import is most of it
+_STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    """Add this command's parser to the program's."""
-    parser = subparsers.add_parser(
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = add_verb(
+        subparsers,
         "doctor",
-        help="check this machine: packages, drivers, memory; draw one frame with each simulator",
-        description="Check this machine and say, for each fault, the command that mends it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "check this machine, draw one frame with each simulator, and say what mends each fault",
+        ["embodied doctor", "embodied doctor --mend", "embodied doctor --json --out /tmp/doctor"],
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON instead of a table")
-    parser.add_argument("--mend", action="store_true", help="install missing rendering libraries before looking")
+    parser.add_argument(
+        "--mend",
+        action="store_true",
+        help="first install missing rendering libraries: as root by apt, else into ~/.cache",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/doctor"), metavar="DIR", help="where pictures go (default: runs/doctor)"
     )
     parser.add_argument(
         "--deadline",
         type=float,
-        default=DEADLINE_SECONDS,
+        default=FRAME_SECONDS,
         metavar="SECONDS",
-        help=f"how long one frame may take (default: {DEADLINE_SECONDS:g})",
+        help=f"how long one frame may take (default: {FRAME_SECONDS:g})",
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, print, and return 0 when nothing essential fails, else 1."""
+    from rich.console import Console
+
+    from embodied.system.checks import State, all_checks
+    from embodied.system.drawing import draw_all
+
     console = Console(stderr=args.json, highlight=False)
     findings: list[Finding] = []
     if args.mend:
@@ -73,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 def mend(console: Console) -> list[Finding]:
     """Install missing rendering libraries; what could not be installed becomes a finding."""
+    from embodied.system.checks import Finding, State
+    from envs.rendering import install
+
     try:
         install.ensure(report=lambda line: console.print(line, markup=False))
     except EmbodiedError as error:
@@ -82,17 +88,22 @@ def mend(console: Console) -> list[Finding]:
 
 def show(findings: list[Finding], console: Console) -> None:
     """Print the table, then each fault with the command that mends it on a line of its own, ready to copy."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from embodied.system.checks import State
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("check", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("finding", overflow="fold")
     for finding in findings:
-        table.add_row(finding.name, f"[{_STYLES[finding.state]}]{finding.state.value}[/]", escape(finding.detail))
+        table.add_row(finding.name, f"[{_STYLES[finding.state.value]}]{finding.state.value}[/]", escape(finding.detail))
     console.print(table)
     faults = [finding for finding in findings if finding.state is not State.RIGHT]
     for finding in faults:
         if finding.mend:
-            console.print(f"\nto mend {finding.name}:", style=_STYLES[finding.state])
+            console.print(f"\nto mend {finding.name}:", style=_STYLES[finding.state.value])
             console.print(f"  {finding.mend}", soft_wrap=True, markup=False)
     if not any(finding.state is State.FAILED for finding in faults):
         console.print("\nall right" + (", with warnings" if faults else ""), style="green")

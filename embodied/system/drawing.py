@@ -17,12 +17,13 @@ from embodied.system.checks import Finding, State, mend_vulkan
 from embodied.system.frames import Simulator
 from envs.rendering import VulkanKind, egl, libraries, vulkan
 
-DEADLINE_SECONDS = 180.0
 AT_ONCE = 2  # a simulator takes one core and up to 2 GB while it starts
 
 
-def draw_all(out: Path, deadline: float = DEADLINE_SECONDS) -> list[Finding]:
+def draw_all(out: Path, deadline: float) -> list[Finding]:
     """Draw with every simulator on every device that was found; pictures are saved in `out`.
+
+    One frame may take `deadline` seconds.
 
     A simulator for which no device was found is drawn on the processor all the same: its own words say what is wrong.
     """

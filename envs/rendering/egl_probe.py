@@ -59,11 +59,12 @@ def devices() -> list[dict[str, object]]:
 
 def main(arguments: list[str]) -> int:
     """Load the libraries named first, then print the devices as JSON."""
-    kept = [ctypes.CDLL(path) for path in arguments]
     try:
+        for path in arguments:
+            ctypes.CDLL(path)
         print(json.dumps(devices()))
     except OSError as error:
-        print(f"{error} (after loading {len(kept)} libraries of the user's cache)", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     return 0
 

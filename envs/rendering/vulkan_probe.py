@@ -106,11 +106,12 @@ def devices(loader: str) -> list[dict[str, object]]:
 def main(arguments: list[str]) -> int:
     """Print the devices as JSON; `arguments` are the loader, then libraries to load before it, in order."""
     loader, *preload = arguments
-    kept = [ctypes.CDLL(path) for path in preload]
     try:
+        for path in preload:
+            ctypes.CDLL(path)
         print(json.dumps(devices(loader)))
     except (OSError, AttributeError) as error:
-        print(f"{error} (after loading {len(kept)} libraries of the user's cache)", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     return 0
 

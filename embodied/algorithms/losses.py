@@ -8,6 +8,7 @@ denominator of the whole batch, together with mergeable statistics. All inputs o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -198,6 +199,33 @@ def bc_l1(actions: torch.Tensor, demonstrated: torch.Tensor, mask: torch.Tensor)
     _check("bc_l1", actions, mask, demonstrated=demonstrated)
     terms = (fill(actions, mask) - fill(demonstrated, mask)).abs()
     return Loss(Terms(terms, mask), statistics={"bc/l1": Mean.of(terms, mask)})
+
+
+def entropy_terms(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[Terms, dict[str, Statistic]]:
+    """Terms that minimising makes the policy more random: -entropy per entry, to be weighed by a coefficient.
+
+    entropy (with gradient): float, in nats; mask: bool; one shape, at the entropy's own level and with its own
+    denominator.
+    """
+    _check("entropy_terms", entropy, mask)
+    terms = -fill(entropy, mask)
+    return Terms(terms, mask), {"policy/entropy": Mean.of(-terms, mask)}
+
+
+def kl_terms(
+    logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    estimator: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> tuple[Terms, dict[str, Statistic]]:
+    """Divergence from a reference policy per entry, to be weighed by a coefficient.
+
+    logprobs (with gradient), reference_logprobs: float, mask: bool, one shape; estimator: from `registry.kl`.
+    """
+    _check("kl_terms", logprobs, mask, reference_logprobs=reference_logprobs)
+    terms = fill(estimator(fill(logprobs, mask), fill(reference_logprobs, mask).detach()), mask)
+    return Terms(terms, mask), {"policy/reference_kl": Mean.of(terms, mask)}
 
 
 def _surrogate(

@@ -230,7 +230,7 @@ def _flat_size(env_id: str, space: gymnasium.Space) -> int:
         return spaces.flatdim(space)
     except (ValueError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"Environment {env_id!r} has observations {space}, which cannot be flattened into numbers: {error}. Wrap it."
+            f"Environment {env_id!r} has observations {space}, which cannot be flattened: {error}. Wrap it."
         ) from error
 
 

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +81,7 @@ def make(config: EnvConfig, on_progress: Callable[[int, str, float], None] | Non
     return PoolVectorEnv(make_batch, config, on_progress=on_progress)
 
 
-def make_by_id(id: str, num_envs: int = 8, slots: int = 1, **options: Any) -> VectorEnv:  # noqa: A002 - the contract's name
+def make_by_id(id: str, num_envs: int = 8, slots: int = 1, **options: Any) -> VectorEnv:
     """`envs.make("gym/CartPole-v1", num_envs=8, slots=2, processes=0)`: `options` are keys of the adapter's record."""
     return make(parse(config_class(id), {"id": id, "num_envs": num_envs, "slots": slots, **options}))
 
@@ -93,13 +92,6 @@ def with_rendering(config: EnvConfig) -> EnvConfig:
     if not any(field.name == "rendering" for field in dataclasses.fields(config)):
         return config
     return dataclasses.replace(config, rendering="on_demand")
-
-
-def process_count(config: EnvConfig) -> int:
-    """How many simulator processes `config` means: as many as there are cores, but none without an environment."""
-    if config.processes is not None:
-        return config.processes
-    return min(len(os.sched_getaffinity(0)), config.num_envs // config.slots)
 
 
 def _with_episode_steps(spec: EnvSpec, config: EnvConfig) -> EnvSpec:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Part:
 def split_evenly(start: int, stop: int, pieces: int) -> list[tuple[int, int]]:
     """Cut [start, stop) into contiguous pieces whose sizes differ by one at most."""
     edges = [start + (stop - start) * i // pieces for i in range(pieces + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def check_sizes(config: EnvConfig) -> None:

@@ -1,0 +1,22 @@
+"""The pool: simulators in worker processes that write into memory shared with this one.
+
+`vector` is the VectorEnv, `process` the parent's handle of one worker, `worker` what runs in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envs.pool.vector import PoolVectorEnv
+
+__all__ = ["PoolVectorEnv"]
+
+
+def __getattr__(name: str) -> Any:
+    # a starting worker imports `envs.pool.worker` before anything heavy, to be able to report on the rest
+    if name == "PoolVectorEnv":
+        from envs.pool.vector import PoolVectorEnv
+
+        return PoolVectorEnv
+    raise AttributeError(f"module 'envs.pool' has no attribute {name!r}")

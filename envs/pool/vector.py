@@ -1,0 +1,476 @@
+"""A VectorEnv whose simulators run in worker processes, over one block of shared memory.
+
+Observations and results are written in place; a chunk costs a copy of its actions, a number and a doorbell for each
+process. Blocks and doorbells are anonymous (memfd, eventfd): nothing is left behind however this process ends, and
+workers end with it. A process that dies or hangs costs the running episodes of its environments, nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import pickle
+import select
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import embodied.errors
+from embodied.errors import ConfigurationError, DeadlineExceeded, EmbodiedError, SimulatorError
+from envs.api import EnvConfig, EnvSpec
+from envs.batch import BatchEnv
+from envs.memory import EnvMemory
+from envs.pool.process import SimulatorProcess, close_all, free_cores
+from envs.pool.worker import (
+    CONTROL_COLUMNS,
+    DONE,
+    OPERATION,
+    REQUESTED,
+    STEPS,
+    Attached,
+    Failure,
+    Made,
+    Operation,
+    Phase,
+    Reply,
+    Setup,
+)
+from envs.slots import Part, SlottedEnv, split_evenly
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS_IN_A_ROW = 3
+"""A process that dies so often without completing a chunk in between is not started again."""
+
+_NOTICE_SECONDS = 10.0
+_SPIN_SECONDS = 50e-6
+
+
+def process_count(config: EnvConfig) -> int:
+    """How many simulator processes `config` means: as many as there are cores, but none without an environment."""
+    if config.processes is not None:
+        return config.processes
+    return min(len(os.sched_getaffinity(0)), config.num_envs // config.slots)
+
+
+class PoolVectorEnv(SlottedEnv):
+    """Simulators in worker processes; every process hosts an even, contiguous share of every slot.
+
+    After a process died, `StepResult.failed` marks its environments, whose statistics are then zero. They continue
+    with the `next_assignments` of that chunk, or, where none were given, once more with the assignment that was lost.
+
+    Args:
+        make_batch: makes a BatchEnv of so many environments; must be picklable and importable by name.
+        config: options.
+        on_progress: called with (process, phase, seconds since the start) while processes start.
+
+    Attributes:
+        restarts: how many processes died or hung and were replaced.
+    """
+
+    def __init__(
+        self,
+        make_batch: Callable[[int], BatchEnv],
+        config: EnvConfig,
+        on_progress: Callable[[int, str, float], None] | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.restarts = 0
+        self._on_progress = on_progress
+        self._factory = _pickle_factory(make_batch, config)
+        count = process_count(config)
+        if count == 0:
+            raise ConfigurationError("processes=0 asks for no simulator process: use LocalVectorEnv.")
+        size = self.slot_size
+        self.parts = [
+            Part(process, slot, start, stop)
+            for slot in range(self.slots)
+            for process, (start, stop) in enumerate(split_evenly(slot * size, (slot + 1) * size, count))
+        ]
+        cores = len(os.sched_getaffinity(0))
+        self._cores = free_cores(count) if count <= cores else [None] * count
+        # spinning pays only on a core that nobody else needs; this process needs one
+        self._spin_seconds = _SPIN_SECONDS if count < cores else 0.0
+        shape = (count, self.slots, CONTROL_COLUMNS)
+        self._shared = _Shared(count, self.slots, np.empty(shape, dtype=np.int64).nbytes)
+        self._control = np.frombuffer(self._shared.control, dtype=np.int64).reshape(shape)
+        self._number = 0
+        self._in_flight: dict[int, Operation] = {}
+        self._deadlines = np.zeros((count, self.slots))
+        self._errors: dict[int, EmbodiedError] = {}
+        self._deaths_in_a_row = [0] * count
+        self._made: EnvSpec | None = None
+        self._finalizer = weakref.finalize(self, self._shared.release, os.getpid())
+        try:
+            for index in range(count):
+                self._shared.processes.append(self._start_process(index))
+            self._await_start(list(range(count)))
+        except BaseException:
+            self.close()
+            raise
+        self._pollers = [self._make_poller(slot) for slot in range(self.slots)]
+
+    # ---------------------------------------------------------------- starting
+
+    def _start_process(self, index: int) -> SimulatorProcess:
+        shared = self._shared
+
+        def make_setup(crash_fd: int) -> Setup:
+            return Setup(
+                index=index,
+                processes=len(self._cores),
+                slots=self.slots,
+                slot_size=self.slot_size,
+                parts=tuple((p.slot, p.start, p.stop) for p in self._parts_of(index)),
+                factory=self._factory,
+                core=self._cores[index],
+                spin_seconds=self._spin_seconds,
+                control_fd=shared.control_fd,
+                memory_fd=shared.memory_fd,
+                crash_fd=crash_fd,
+                doorbell_fd=shared.doorbells[index],
+                done_fds=tuple(shared.done),
+            )
+
+        return SimulatorProcess(
+            make_setup, (shared.control_fd, shared.memory_fd, shared.doorbells[index], *shared.done)
+        )
+
+    def _await_start(self, indices: list[int]) -> None:
+        """Wait until the processes `indices` are attached to the memory."""
+        began = time.monotonic()
+        processes = {self._shared.processes[i].connection.fileno(): self._shared.processes[i] for i in indices}
+        poller = select.poll()
+        for descriptor in processes:
+            poller.register(descriptor, select.POLLIN)
+        next_notice = began + _NOTICE_SECONDS
+        while processes:
+            now = time.monotonic()
+            if now - began > self.config.start_seconds:
+                self._raise_late_start(next(iter(processes.values())))
+            if now > next_notice:
+                next_notice = now + _NOTICE_SECONDS
+                for process in processes.values():
+                    logger.info("%s: in phase %r for %.0f s", self._name(process.index), process.phase, now - began)
+            wait = min(next_notice - now, began + self.config.start_seconds - now)
+            for descriptor, _ in poller.poll(max(1.0, wait * 1000)):
+                process = processes[descriptor]
+                message = process.receive()
+                if self._hear_start(process, message, time.monotonic() - began):
+                    poller.unregister(descriptor)
+                    del processes[descriptor]
+
+    def _hear_start(self, process: SimulatorProcess, message: Any, seconds: float) -> bool:
+        """Take note of a message of a starting process; True once it is ready."""
+        if message is None:
+            raise SimulatorError(
+                f"{process.describe_end()}\n{self._name(process.index)} ended while starting, in phase "
+                f"{process.phase!r}."
+            )
+        if isinstance(message, Failure):
+            raise self._error(process.index, message, "while starting")
+        if isinstance(message, Phase):
+            process.phase = message.name
+            self._report(process.index, message.name, seconds)
+        if isinstance(message, Made):
+            self._take_spec(process.index, message.spec)
+            process.send("attach")
+        if isinstance(message, Attached):
+            self._report(process.index, "ready", seconds)
+        return isinstance(message, Attached)
+
+    def _take_spec(self, index: int, spec: EnvSpec) -> None:
+        if self._made is None:
+            self._made = spec
+            size = EnvMemory.size(spec, self.num_envs)
+            os.ftruncate(self._shared.memory_fd, size)
+            self._use(spec, EnvMemory(spec, self.num_envs, mmap.mmap(self._shared.memory_fd, size)))
+        elif spec != self._made:
+            raise SimulatorError(
+                f"{self._name(index)} made an environment that differs from the others': {spec} instead of "
+                f"{self._made}. An adapter's spec may depend on its configuration only."
+            )
+
+    def _report(self, index: int, phase: str, seconds: float) -> None:
+        logger.debug("%s: %s after %.1f s", self._name(index), phase, seconds)
+        if self._on_progress is not None:
+            self._on_progress(index, phase, seconds)
+
+    def _raise_late_start(self, process: SimulatorProcess) -> None:
+        raise DeadlineExceeded(
+            f"{process.dump_stack()}\n{self._name(process.index)} did not start within start_seconds="
+            f"{self.config.start_seconds:g}; it was in phase {process.phase!r}, doing the above."
+        )
+
+    # ---------------------------------------------------------------- requests
+
+    def _request(self, operation: Operation, part: Part, steps: int = 0) -> None:
+        control = self._control[part.process, part.slot]
+        control[OPERATION] = operation
+        control[STEPS] = steps
+        self._number += 1
+        control[REQUESTED] = self._number
+        os.eventfd_write(self._shared.doorbells[part.process], 1)
+
+    def _allow(self, process: int, slot: int, seconds: float) -> None:
+        """Set a request's deadline; what the process still has to do for other slots comes first."""
+        self._deadlines[process, slot] = time.monotonic() + seconds * len(self._in_flight)
+
+    def _begin(self, slot: int) -> None:
+        self._in_flight[slot] = Operation.STEP
+        steps = self._slots[slot].chunk
+        for part in self._parts_in(slot):
+            self._request(Operation.STEP, part, steps)
+        self._allow(slice(None), slot, self.config.step_seconds)
+
+    def _finish(self, slot: int) -> None:
+        self._await_slot(slot)
+
+    def _reset_rows(self) -> None:
+        mask = self._whole.mask
+        for part in self.parts:
+            if mask[part.start : part.stop].any():
+                self._in_flight[part.slot] = Operation.RESET
+                self._request(Operation.RESET, part)
+        for slot in self._in_flight:
+            # a first reset may still load and compile things, so it is part of starting
+            self._allow(slice(None), slot, self.config.start_seconds)
+        for slot in list(self._in_flight):
+            self._await_slot(slot)
+
+    def ready(self, slot: int = 0) -> bool:
+        if not self._slot(slot).chunk:
+            return False
+        waiting = self._waiting(slot)
+        # a process that is gone or late is recv's to deal with
+        return not len(waiting) or any(
+            self._shared.processes[p].has_ended() or time.monotonic() > self._deadlines[p, slot] for p in waiting
+        )
+
+    def _waiting(self, slot: int) -> np.ndarray:
+        """Processes that have not finished their part of the slot's request."""
+        control = self._control[:, slot]
+        return np.flatnonzero(control[:, REQUESTED] != control[:, DONE])
+
+    def _await_slot(self, slot: int) -> None:
+        poller, done = self._pollers[slot]
+        tick = min(1.0, self.config.step_seconds / 4) * 1000
+        control = self._control[:, slot]
+        requested, finished = control[:, REQUESTED], control[:, DONE]
+        while (requested != finished).any():
+            events = poller.poll(tick)
+            for descriptor, _ in events:
+                if descriptor == done:
+                    os.eventfd_read(done)
+                else:
+                    self._hear(self._process_at(descriptor))
+                    poller = self._pollers[slot][0]
+            if not events:
+                self._look_for_trouble(slot)
+                poller = self._pollers[slot][0]
+        del self._in_flight[slot]
+        if any(self._deaths_in_a_row):
+            self._forgive(slot)
+        if slot in self._errors:
+            raise self._errors.pop(slot)
+
+    def _hear(self, process: SimulatorProcess) -> None:
+        """A message outside of commands: a failed request, or the end."""
+        message = process.receive()
+        if message is None:
+            self._replace(process, process.describe_end())
+        elif isinstance(message, Failure) and message.slot is not None:
+            self._errors.setdefault(message.slot, self._error(process.index, message, "while running"))
+            control = self._control[process.index, message.slot]
+            control[DONE] = control[REQUESTED]
+
+    def _look_for_trouble(self, slot: int) -> None:
+        for index in self._waiting(slot).tolist():
+            process = self._shared.processes[index]
+            if process.has_ended():
+                self._replace(process, process.describe_end())
+            elif time.monotonic() > self._deadlines[index, slot]:
+                stack = process.dump_stack()
+                doing = self._in_flight[slot].name.lower()
+                self._replace(process, f"did not finish its {doing} of slot {slot} in time and was killed\n{stack}")
+
+    # ---------------------------------------------------------------- replacing a dead process
+
+    def _replace(self, process: SimulatorProcess, reason: str) -> None:
+        """Start a new process in the place of one that died or hung; its episodes are lost."""
+        index = process.index
+        while True:
+            process.kill()
+            self.restarts += 1
+            self._deaths_in_a_row[index] += 1
+            if self._deaths_in_a_row[index] > MAX_DEATHS_IN_A_ROW:
+                raise SimulatorError(
+                    f"{reason}\n{self._name(index)} died {self._deaths_in_a_row[index]} times without completing a "
+                    "chunk; it is not started again. The above is how it ended the last time."
+                )
+            logger.warning(
+                "%s %s\nIts running episodes are lost; it is started again (restart %d).",
+                self._name(index),
+                reason,
+                self.restarts,
+            )
+            process = self._shared.processes[index] = self._start_process(index)
+            try:
+                self._await_start([index])
+                break
+            except (SimulatorError, DeadlineExceeded) as error:
+                reason = f"could not be started again: {error}"
+        self._pollers = [self._make_poller(slot) for slot in range(self.slots)]
+        for part in self._parts_of(index):
+            self._lose(part)
+
+    def _lose(self, part: Part) -> None:
+        """Mark a part's episodes as lost; if something is under way, its environments start anew in it."""
+        slot = self._slots[part.slot]
+        rows = slice(part.start - part.slot * self.slot_size, part.stop - part.slot * self.slot_size)
+        memory = slot.memory
+        operation = self._in_flight.get(part.slot)
+        # an environment that is being reset begins a new episode anyhow
+        slot.lost[rows] = ~memory.mask[rows] if operation is Operation.RESET else True
+        if operation is None:
+            return
+        memory.mask[rows] = True
+        self._request(operation, part, int(self._control[part.process, part.slot, STEPS]))
+        self._allow(part.process, part.slot, self.config.start_seconds)
+
+    def _forgive(self, slot: int) -> None:
+        """A process that completed a chunk of running episodes is sound again."""
+        for part in self._parts_in(slot):
+            if not self._slots[slot].memory.mask.any():
+                self._deaths_in_a_row[part.process] = 0
+
+    # ---------------------------------------------------------------- commands over the pipe
+
+    def _ask(self, indices: list[int], commands: list[tuple[Any, ...]], seconds: float) -> list[Any]:
+        """Send a command to each of the processes and wait for the answers."""
+        for index, command in zip(indices, commands, strict=True):
+            self._shared.processes[index].send(command)
+        deadline = time.monotonic() + seconds
+        replies = []
+        for index, command in zip(indices, commands, strict=True):
+            process = self._shared.processes[index]
+            message = None
+            if not process.connection.poll(max(0.0, deadline - time.monotonic())):
+                stack = process.dump_stack()
+                process.kill()
+                raise DeadlineExceeded(
+                    f"{stack}\n{self._name(index)} did not answer {command[0]!r} within {seconds:g} s and was killed."
+                )
+            message = process.receive()
+            if message is None:
+                raise SimulatorError(
+                    f"{process.describe_end()}\n{self._name(index)} ended while asked to {command[0]}."
+                )
+            if isinstance(message, Failure):
+                raise self._error(index, message, "while running")
+            replies.append(message.value if isinstance(message, Reply) else None)
+        return replies
+
+    def _render_part(self, part: Part, rows: np.ndarray) -> torch.Tensor:
+        command = ("render", part.slot, rows)
+        return torch.from_numpy(self._ask([part.process], [command], self.config.start_seconds)[0])
+
+    def _save_parts(self) -> list[dict[str, torch.Tensor]]:
+        everyone = list(range(len(self._cores)))
+        saved = self._ask(everyone, [("save",)] * len(everyone), self.config.step_seconds)
+        return [
+            {name: torch.from_numpy(value) for name, value in saved[part.process][part.slot].items()}
+            for part in self.parts
+        ]
+
+    def _load_parts(self, states: list[dict[str, torch.Tensor]]) -> None:
+        everyone = list(range(len(self._cores)))
+        by_process: list[dict[int, Any]] = [{} for _ in everyone]
+        longest = 0
+        for part, state in zip(self.parts, states, strict=True):
+            by_process[part.process][part.slot] = {name: value.numpy() for name, value in state.items()}
+            longest = max(longest, int(state["length"].max()))
+        seconds = self.config.start_seconds + longest * self.config.step_seconds
+        self._ask(everyone, [("load", states) for states in by_process], seconds)
+
+    # ---------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        self._finalizer()
+
+    # ---------------------------------------------------------------- helpers
+
+    def _parts_of(self, process: int) -> list[Part]:
+        return [part for part in self.parts if part.process == process]
+
+    def _parts_in(self, slot: int) -> list[Part]:
+        count = len(self._cores)
+        return self.parts[slot * count : (slot + 1) * count]
+
+    def _name(self, index: int) -> str:
+        ranges = ", ".join(f"{part.start}-{part.stop - 1}" for part in self._parts_of(index))
+        return f"{self.config.id}: simulator process {index} (environments {ranges})"
+
+    def _error(self, index: int, failure: Failure, when: str) -> EmbodiedError:
+        """The worker's exception as one of ours; of the same class where it was one of ours."""
+        where = f"{self._name(index)} failed in phase {failure.doing!r} {when}."
+        kind = getattr(embodied.errors, failure.kind, None)
+        if isinstance(kind, type) and issubclass(kind, EmbodiedError):
+            return kind(f"{failure.message}\n{where}")
+        return SimulatorError(f"{failure.traceback}{where}")
+
+    def _make_poller(self, slot: int) -> tuple[select.poll, int]:
+        poller = select.poll()
+        done = self._shared.done[slot]
+        poller.register(done, select.POLLIN)
+        for process in self._shared.processes:
+            poller.register(process.connection.fileno(), select.POLLIN)
+        return poller, done
+
+    def _process_at(self, descriptor: int) -> SimulatorProcess:
+        return next(p for p in self._shared.processes if p.connection.fileno() == descriptor)
+
+
+class _Shared:
+    """Processes, memory and doorbells: what has to be released, kept apart so that a finalizer can hold it."""
+
+    def __init__(self, processes: int, slots: int, control_bytes: int) -> None:
+        self.processes: list[SimulatorProcess] = []
+        self.memory_fd = os.memfd_create("embodied-envs")
+        self.control_fd = os.memfd_create("embodied-control")
+        os.ftruncate(self.control_fd, control_bytes)
+        self.control = mmap.mmap(self.control_fd, control_bytes)
+        self.doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(processes)]
+        self.done = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(slots)]
+
+    def release(self, owner: int) -> None:
+        """Stop the processes and close the descriptors; a forked copy of this process leaves them alone."""
+        if os.getpid() != owner:
+            return
+        close_all(self.processes)
+        # the memory itself goes when the last view of it does: results that someone still holds stay readable
+        for descriptor in (self.memory_fd, self.control_fd, *self.doorbells, *self.done):
+            os.close(descriptor)
+
+
+def _pickle_factory(make_batch: Callable[[int], BatchEnv], config: EnvConfig) -> bytes:
+    function = make_batch
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    if getattr(function, "__module__", None) == "__main__":
+        raise ConfigurationError(
+            f"The environment's factory {function!r} is defined in the main script, which simulator processes do not "
+            "import. Move it into a module, or pass processes=0."
+        )
+    try:
+        return pickle.dumps((make_batch, config))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"The environment's factory cannot be sent to simulator processes: {error}. It must be a function of a "
+            "module (or functools.partial of one), or pass processes=0."
+        ) from error

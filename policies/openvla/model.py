@@ -71,12 +71,19 @@ class OpenVLAPolicy(VLAPolicy):
         actions = self.executed(self.tokens.decode(drawn))
         return PolicyOutput(actions, drawn, torch.stack(logprobs, dim=1).unflatten(1, (self.spec.chunk, -1)), value)
 
+    def _after(self, inputs: TensorDict, given: torch.Tensor) -> torch.Tensor:
+        """Hidden states [B, n + 1, D] of the last prompt token and of the n tokens `given` after it."""
+        embeddings, valid, positions = self._context(inputs).extend(self.model.language_model.embed(given))
+        return self.model.hidden(embeddings, positions, causal_plan(valid), rows=slice(-given.shape[1] - 1, None))
+
     def _teacher_forced(self, inputs: TensorDict, tokens: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, C x A, D] that predict `tokens` [B, C, A]: the last prompt token's is the first."""
-        given = tokens.to(self.device).flatten(1)
-        tail = self.model.language_model.embed(given[:, :-1])
-        embeddings, valid, positions = self._context(inputs).extend(tail)
-        return self.model.hidden(embeddings, positions, causal_plan(valid), rows=slice(-given.shape[1], None))
+        return self._after(inputs, tokens.to(self.device).flatten(1)[:, :-1])
+
+    def supervised(self, inputs: TensorDict, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See the base; the stop token is the last target."""
+        targets = tokens.to(self.device).flatten(1)
+        return self._after(inputs, targets), self.with_stop(targets)
 
     def evaluate(self, inputs: TensorDict, tokens: torch.Tensor, sampling: Sampling) -> Evaluation:
         """Log-probability of each of `tokens` [B, C, A] given those before it, entropy, and values."""

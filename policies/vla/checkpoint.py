@@ -114,11 +114,11 @@ def load_weights(module: nn.Module, folder: Path, rename: Mapping[str, str] | No
     _raise(faults, folder)
 
 
-def load_component(module: nn.Module, path: Path) -> None:
-    """Copy a component file into `module`, stripping the prefix that data-parallel training leaves on its names."""
+def load_component(module: nn.Module, path: Path, prefix: str = "") -> None:
+    """Copy a component file, whose names carry `prefix`, into `module`. Raises CheckpointError on a misfit."""
     targets = module.state_dict()
     faults: list[str] = []
-    state = merge_lora(read_component(path))
+    state = {name.removeprefix(prefix): tensor for name, tensor in merge_lora(read_component(path)).items()}
     for name, tensor in state.items():
         if name in targets:
             _copy(targets[name], tensor, name, faults)
@@ -129,7 +129,10 @@ def load_component(module: nn.Module, path: Path) -> None:
 
 
 def read_component(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `.pt` component file by name. Raises CheckpointError where it holds anything but tensors."""
+    """The tensors of a `.pt` component file by name, without the prefix that data-parallel training leaves on them.
+
+    Raises CheckpointError where it holds anything but tensors.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDict
 
 from embodied.errors import CheckpointError, ConfigurationError
@@ -50,6 +51,19 @@ class Context:
             return embeddings, None, torch.arange(embeddings.shape[1], device=tail.device)[None]
         valid = torch.cat([self.valid, self.valid.new_ones(tail.shape[:2])], dim=1)
         return embeddings, valid, positions_of(valid)
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitation:
+    """How well demonstrated actions are predicted: scalars, averaged over valid actions of the batch.
+
+    loss carries the gradient; accuracy: fraction of action tokens predicted exactly; distance: mean absolute error of
+    the predicted action in normalised units.
+    """
+
+    loss: torch.Tensor
+    accuracy: torch.Tensor
+    distance: torch.Tensor
 
 
 class VLAPolicy(Policy):
@@ -186,6 +200,43 @@ class VLAPolicy(Policy):
         """Raises ConfigurationError where there is none."""
         if not self.spec.values:
             raise ConfigurationError(f"policy {self.spec.name} has no value head (policy.value: none).")
+
+    # -- learning from demonstrations ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def supervised(self, inputs: TensorDict, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [B, n, D] and the token ids [B, n] they should predict, given tokens [B, C, A]."""
+
+    def with_stop(self, targets: torch.Tensor) -> torch.Tensor:
+        """[B, n] ids and the stop token after them."""
+        stop = torch.full_like(targets[:, :1], self.model.architecture.stop_token)
+        return torch.cat([targets, stop], dim=1)
+
+    def imitation(self, inputs: TensorDict, actions: torch.Tensor, valid: torch.Tensor | None = None) -> Imitation:
+        """Cross-entropy over the whole vocabulary, as in the published training.
+
+        Args:
+            inputs: from `prepare`.
+            actions: float32 [B, C, A] demonstrated, in the units of the policy's statistics.
+            valid: bool [B, C]; False where a demonstration has no more actions. None: all.
+        """
+        tokens = self.tokens.encode(self.action_scale.normalise(actions.to(self.device)))
+        hidden, targets = self.supervised(inputs, tokens)
+        logits = self.model.language_model.lm_head(hidden).float()
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        real = torch.ones(tokens.shape[:2], device=losses.device) if valid is None else valid.to(losses.device).float()
+        weight = real[..., None].expand_as(tokens)
+        # the stop token belongs to a chunk that is demonstrated to its end
+        extra = losses.shape[1] - weight[0].numel()
+        weights = torch.cat([weight.flatten(1), real[:, -1:].expand(-1, extra)], dim=1)
+        with torch.no_grad():
+            count = tokens[0].numel()
+            best = logits[:, :count, self.tokens.rows].argmax(-1).view_as(tokens) + self.tokens.first
+            total = weight.sum().clamp_min(1)
+            accuracy = ((best == tokens) * weight).sum() / total
+            gap = (self.tokens.decode(best) - self.tokens.decode(tokens)).abs()
+            distance = (gap * weight).sum() / total
+        return Imitation((losses * weights).sum() / weights.sum().clamp_min(1), accuracy, distance.float())
 
     # -- adapters, description, saving --------------------------------------------------------------------------
 

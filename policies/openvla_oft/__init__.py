@@ -1,0 +1,26 @@
+"""OpenVLA-OFT (Kim et al. 2025): build it, load a published or saved checkpoint, save it in the same layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from policies.api import Interface
+from policies.openvla_oft.config import OpenVLAOFTConfig
+from policies.openvla_oft.model import OpenVLAOFTPolicy
+from policies.vla import build as _steps
+
+__all__ = ["Config", "OpenVLAOFTConfig", "OpenVLAOFTPolicy", "build", "load", "save"]
+
+Config = OpenVLAOFTConfig
+save = _steps.save
+
+
+def build(config: OpenVLAOFTConfig, interface: Interface, seed: int = 0) -> OpenVLAOFTPolicy:
+    """A policy of the preset's size with fresh weights, or with those of `config.checkpoint`."""
+    return _steps.assemble(OpenVLAOFTPolicy, config, interface, seed)
+
+
+def load(folder: str | Path, **options: Any) -> OpenVLAOFTPolicy:
+    """The policy in a folder that `save` wrote or that is in the published layout; `options` replace stored ones."""
+    return _steps.load(OpenVLAOFTPolicy, OpenVLAOFTConfig, Path(folder), options)

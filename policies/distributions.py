@@ -35,7 +35,7 @@ def draw_categorical(log_probabilities: torch.Tensor, uniform: torch.Tensor, sam
     if sampling.decode == "greedy":
         return log_probabilities.argmax(dim=-1)
     cumulative = log_probabilities.double().exp().cumsum(dim=-1)
-    target = uniform.double().unsqueeze(-1) * cumulative[..., -1:]
+    target = (uniform.double().unsqueeze(-1) * cumulative[..., -1:]).contiguous()
     # right=True skips choices of probability zero, whose cumulative value equals their predecessor's
     index = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
     return index.clamp(max=log_probabilities.shape[-1] - 1)

@@ -16,7 +16,10 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     rate = successes / trials
     centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # at the ends the formula gives 0 and 1 but for rounding
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == trials else centre + half
+    return low, high
 
 
 class MetricsLog:

@@ -107,12 +107,13 @@ class Channel:
             self._ended.add(producer)
             self._changed.notify_all()
 
-    def drain(self) -> list[Any]:
+    async def drain(self) -> list[Any]:
         """Remove and return everything under way, in order of arrival, and forget who ended the round."""
         items = []
-        while self._arrivals:
-            items.append(self._take(self._arrivals.popleft()))
-        self._ended.clear()
+        async with self._changed:
+            while self._arrivals:
+                items.append(self._take(self._arrivals.popleft()))
+            self._ended.clear()
         return items
 
     async def close(self, reason: BaseException) -> None:

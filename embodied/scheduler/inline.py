@@ -85,9 +85,9 @@ class InlineLauncher:
             for worker in self.groups[edge.target].workers:
                 worker.adopt_weights(weights, version)
 
-    def drain(self) -> int:
+    async def drain(self) -> int:
         """Drop whatever is under way after an abandoned round; returns how many items that was."""
-        return sum(len(channel.drain()) for channel in self._channels)
+        return sum([len(await channel.drain()) for channel in self._channels])
 
     def _connect(self) -> None:
         outgoing: dict[tuple[str, str], list[Channel]] = {}

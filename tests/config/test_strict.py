@@ -1,0 +1,53 @@
+from typing import Literal
+
+import pytest
+
+from embodied.config import config, parse
+from embodied.errors import ConfigurationError
+
+
+@config
+class Inner:
+    rate: float = 1.0
+    sizes: tuple[int, ...] = (1,)
+
+
+@config
+class Outer:
+    name: str
+    mode: Literal["fast", "faithful"] = "fast"
+    inner: Inner = Inner()
+
+    def __post_init__(self) -> None:
+        if self.name == "impossible":
+            raise ValueError("name is impossible")
+
+
+def test_defaults_and_given_values_are_kept():
+    record = parse(Outer, {"name": "a", "inner": {"sizes": [3, 4]}})
+    assert record == Outer(name="a", inner=Inner(sizes=(3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"name": "a", "mod": "fast"}, ["'x.mod'", "Did you mean 'mode'", "name, mode, inner"]),
+        ({"name": "a", "inner": {"rat": 1}}, ["'x.inner.rat'", "Did you mean 'rate'", "rate, sizes"]),
+        ({"name": 3}, ["'x.name' is 3", "string"]),
+        ({"name": "a", "inner": {"rate": "1"}}, ["'x.inner.rate' is '1'", "number"]),
+        ({"name": "a", "inner": {"sizes": [1, 2.5]}}, ["2.5", "integer"]),
+        ({"name": "a", "mode": "fsat"}, ["'x.mode' is 'fsat'", "Did you mean 'fast'", "fast, faithful"]),
+        ({}, ["'x.name' is missing"]),
+        ({"name": "impossible"}, ["x: name is impossible"]),
+    ],
+)
+def test_a_fault_is_refused_naming_key_value_and_what_is_valid(values, words):
+    with pytest.raises(ConfigurationError) as caught:
+        parse(Outer, values, at="x")
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_every_fault_is_listed_at_once():
+    with pytest.raises(ConfigurationError) as caught:
+        parse(Outer, {"name": 1, "mode": "slow", "extra": 2})
+    assert len(str(caught.value).splitlines()) == 3

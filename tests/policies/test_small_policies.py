@@ -1,0 +1,116 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import policies
+from embodied.errors import AssetError, ConfigurationError
+from embodied.random import RowNoise
+from envs.api import Observation
+from policies import distributions
+from policies.api import Interface, Sampling
+from policies.registry import check_interface
+
+CONTINUOUS = Interface(state_dim=5, action_dim=3, action_low=(-1.0, -2.0, 0.0), action_high=(1.0, 2.0, 4.0))
+DISCRETE = Interface(state_dim=5, action_dim=1, action_kind="discrete", choices=4)
+
+
+def observation(rows=6):
+    state = torch.randn(rows, 5, generator=torch.Generator().manual_seed(0))
+    return Observation(state, torch.zeros(rows, dtype=torch.int64), [""] * rows)
+
+
+@pytest.mark.parametrize("interface", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"chunk": 4, "value": "action"}, {"value": "none"}])
+def test_mlp_keeps_the_contract(interface, options):
+    policies.check(policies.build("mlp", interface, seed=1, hidden=(16, 16), **options), observation())
+
+
+def test_same_seed_same_weights_and_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    first, second, other = (policies.build("mlp", CONTINUOUS, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    weights = [p.actor[0].weight for p in (first, second, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_actions_stay_within_bounds_and_the_draw_is_what_is_logged():
+    policy = policies.build("mlp", CONTINUOUS, seed=0, log_std=2.0)
+    inputs = policy.prepare(observation(200))
+    with torch.no_grad():
+        output = policy.act(inputs, Sampling(), RowNoise(0, np.arange(200), np.zeros(200)))
+    low, high = torch.tensor(CONTINUOUS.action_low), torch.tensor(CONTINUOUS.action_high)
+    assert bool(((output.actions >= low) & (output.actions <= high)).all())
+    assert bool((output.tokens.abs() > 1).any())
+    middle, half = (low + high) / 2, (high - low) / 2
+    assert torch.allclose(output.actions, middle + half * output.tokens.clamp(-1, 1), atol=1e-6)
+
+
+def test_first_values_are_near_zero_and_the_critic_is_a_group_of_its_own():
+    policy = policies.build("mlp", CONTINUOUS, seed=0)
+    groups = policy.parameter_groups()
+    assert {id(p) for p in groups["critic"]} == {id(p) for p in policy.value_head.parameters()}
+    assert any(p is policy.log_std for p in groups["actor"])
+
+
+def test_gaussian_log_density_and_entropy_match_scipy():
+    mean, log_std = torch.tensor([[[0.3, -1.0]]]), torch.tensor([0.2, -0.7])
+    draws = torch.tensor([[[1.1, -1.4]]])
+    sampling = Sampling(temperature=1.5)
+    scale = log_std.exp().numpy() * 1.5
+    logprob = distributions.gaussian_logprob(draws, mean, log_std, sampling)
+    expected = stats.norm.logpdf(draws.numpy(), mean.numpy(), scale)
+    assert np.allclose(logprob.numpy(), expected, atol=1e-6)
+    entropy = distributions.gaussian_entropy(mean, log_std, sampling)
+    assert np.allclose(entropy.numpy()[0, 0], stats.norm.entropy(scale=scale), atol=1e-6)
+
+
+def test_categorical_draws_follow_their_distribution():
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0])
+    log_probabilities = distributions.filter_logits(logits, Sampling(temperature=2.0))
+    uniform = RowNoise(3, np.arange(1), np.zeros(1)).uniform(20_000)[0]
+    index = distributions.draw_categorical(log_probabilities.expand(20_000, 4), uniform, Sampling())
+    frequency = torch.bincount(index, minlength=4) / 20_000
+    assert torch.allclose(frequency, (logits / 2).softmax(0), atol=0.012)
+
+
+def test_top_k_and_top_p_keep_what_they_say_in_their_fixed_order():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    kept = distributions.filter_logits(logits, Sampling(top_k=2)).exp()
+    assert torch.allclose(kept, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=1e-6)
+    kept = distributions.filter_logits(logits, Sampling(top_p=0.79)).exp()
+    assert torch.allclose(kept, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=1e-6)
+    kept = distributions.filter_logits(logits, Sampling(top_p=0.01)).exp()
+    assert torch.allclose(kept, torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    assert distributions.categorical_entropy(distributions.filter_logits(logits, Sampling(top_k=2))) == pytest.approx(
+        -(0.625 * math.log(0.625) + 0.375 * math.log(0.375)), abs=1e-6
+    )
+
+
+def test_an_excluded_choice_is_never_drawn_even_at_the_edges():
+    log_probabilities = distributions.filter_logits(torch.tensor([3.0, 1.0, 2.0, 0.0]), Sampling(top_k=2))
+    uniform = torch.tensor([2.0**-24, 0.5, 1 - 2.0**-24])
+    index = distributions.draw_categorical(log_probabilities.expand(3, 4), uniform, Sampling())
+    assert set(index.tolist()) <= {0, 2}
+
+
+def test_what_cannot_be_built_or_loaded_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"'mlpp'.*mlp"):
+        policies.build("mlpp", CONTINUOUS)
+    with pytest.raises(ConfigurationError, match="hiden"):
+        policies.build("mlp", CONTINUOUS, hiden=(3,))
+    with pytest.raises(ConfigurationError, match="state_dim 0"):
+        policies.build("mlp", Interface(state_dim=0, action_dim=3))
+    with pytest.raises(AssetError, match="no saved policy"):
+        policies.load(tmp_path)
+    policy = policies.build("mlp", CONTINUOUS, hidden=(8,))
+    policies.save(policy, tmp_path)
+    description = tmp_path / "policy.json"
+    description.write_text(description.read_text().replace("8", "9"))
+    with pytest.raises(AssetError, match="do not fit"):
+        policies.load(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"action_kind continuous \(policy\) against discrete"):
+        check_interface(policy, DISCRETE)

@@ -1,0 +1,117 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from embodied.errors import CheckpointError
+from embodied.runs.checkpoint import CheckpointStore
+from embodied.runs.state_file import read_state, write_state
+
+STATE = {
+    "weights": {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.tensor(3, dtype=torch.int64)},
+    "list": [1, 2.5, "text", None, True, torch.tensor([False, True])],
+    "big": 2**62 + 1,
+    "third": 1 / 3,
+}
+
+
+def export(folder):
+    folder.mkdir(parents=True)
+    (folder / "policy.json").write_text("{}")
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def test_state_is_read_back_to_the_bit(tmp_path):
+    write_state(tmp_path / "state", STATE)
+    assert same(read_state(tmp_path / "state"), STATE)
+
+
+def test_tensors_that_share_memory_are_stored_apart(tmp_path):
+    whole = torch.arange(4.0)
+    write_state(tmp_path / "state", {"whole": whole, "part": whole[1:3]})
+    assert same(read_state(tmp_path / "state"), {"whole": whole, "part": whole[1:3].clone()})
+
+
+def test_a_value_that_json_and_safetensors_cannot_hold_is_refused_by_name(tmp_path):
+    with pytest.raises(CheckpointError, match="state/a/1 is a object"):
+        write_state(tmp_path / "state", {"a": [1, object()]})
+    with pytest.raises(CheckpointError, match="keys must be strings"):
+        write_state(tmp_path / "state", {"a": {1: 2}})
+
+
+def test_saved_checkpoints_load_and_old_ones_go(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2, 10):
+        store.save(step, {**STATE, "step": step}, export)
+    assert [c.step for c in store.all()] == [2, 10]
+    assert store.latest().state()["step"] == 10
+    assert (store.latest().folder / "policy" / "policy.json").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_naming_the_file(tmp_path):
+    checkpoint = CheckpointStore(tmp_path, keep=2).save(1, STATE, export)
+    path = checkpoint.folder / "state.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"damaged: state\.safetensors"):
+        checkpoint.state()
+
+
+def test_a_failed_write_leaves_the_previous_checkpoint_and_says_why(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(1, STATE, export)
+
+    def disk_full(folder):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        store.save(2, STATE, disk_full)
+    assert [c.step for c in store.all()] == [1]
+    assert same(store.latest().state(), STATE)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_process_killed_while_saving_leaves_only_complete_checkpoints(tmp_path):
+    script = textwrap.dedent("""
+        import sys, torch
+        from pathlib import Path
+        from embodied.runs.checkpoint import CheckpointStore
+        store = CheckpointStore(Path(sys.argv[1]), keep=3)
+        step = 0
+        while True:
+            step += 1
+            store.save(step, {"x": torch.full((200_000,), float(step)), "step": step}, lambda folder: folder.mkdir())
+            print(step, flush=True)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    for _ in range(4):
+        last = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    latest = CheckpointStore(tmp_path, keep=3).latest()
+    assert latest.step >= last
+    state = latest.state()
+    assert state["step"] == latest.step
+    assert bool((state["x"] == latest.step).all())
+
+
+def test_a_half_written_folder_is_no_checkpoint(tmp_path):
+    (tmp_path / "step_5").mkdir()
+    (tmp_path / "step_5" / "state.json").write_text(json.dumps({}))
+    assert CheckpointStore(tmp_path, keep=1).latest() is None

@@ -1,0 +1,73 @@
+import pytest
+
+from embodied.errors import RefusedInput
+from embodied.runs.folder import create_run_folder
+from embodied.runs.metrics import MetricsLog, read_metrics, wilson_interval
+from embodied.runs.progress import RunProgress, spoken_time
+
+
+def test_wilson_interval_of_known_cases():
+    # 8 of 10: (0.4901, 0.9433), Agresti and Coull's textbook example values
+    low, high = wilson_interval(8, 10)
+    assert low == pytest.approx(0.4901625, abs=1e-6)
+    assert high == pytest.approx(0.9433178, abs=1e-6)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert wilson_interval(0, 64)[0] == 0.0
+    assert wilson_interval(64, 64)[1] == 1.0
+
+
+def test_a_resumed_log_drops_what_will_be_computed_again_and_a_half_written_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, None)
+    for iteration in range(4):
+        log.write(iteration, iteration * 10, 1.0, {"a": float(iteration)})
+    log.close()
+    path.write_text(path.read_text() + '{"iteration": 4, "env_st')
+    assert [r["iteration"] for r in read_metrics(path)] == [0, 1, 2, 3]
+    log = MetricsLog(path, None, after=1)
+    log.write(2, 20, 1.0, {"a": 9.0})
+    log.close()
+    assert [(r["iteration"], r["metrics"]["a"]) for r in read_metrics(path)] == [(0, 0.0), (1, 1.0), (2, 9.0)]
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    log.write(1, 640, 1.0, {"train/return": 2.5})
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/return")
+    assert [(e.step, e.value) for e in events] == [(640, 2.5)]
+
+
+def test_run_folders_do_not_collide_and_latest_leads_to_the_newest(tmp_path):
+    first = create_run_folder(tmp_path, "recipe")
+    second = create_run_folder(tmp_path, "recipe")
+    assert first.path != second.path
+    assert (tmp_path / "recipe" / "latest").resolve() == second.path.resolve()
+
+
+def test_a_used_or_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    with pytest.raises(RefusedInput, match="is not empty"):
+        create_run_folder(tmp_path, "recipe", tmp_path / "used")
+    (tmp_path / "plain_file").write_text("")
+    with pytest.raises(RefusedInput, match="cannot be written"):
+        create_run_folder(tmp_path / "plain_file", "recipe")
+
+
+def test_progress_without_a_terminal_prints_plain_lines_with_time_left(tmp_path, capsys):
+    with RunProgress(tmp_path / "log.txt", total=100, unit="steps") as progress:
+        progress.say("hello [world]")
+        progress.update(50, "half way")
+    out = capsys.readouterr().out
+    assert "hello [world]" in out
+    assert "50 of 100 steps" in out
+    assert "left" in out
+    assert "half way" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
+def test_times_are_spoken(seconds, text):
+    assert spoken_time(seconds) == text

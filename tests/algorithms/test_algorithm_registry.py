@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.algorithms import registry
+from embodied.algorithms import losses, registry
 from embodied.algorithms.registry import Need
 from embodied.errors import ConfigurationError
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_names_that_recipes_rely_on() -> None:
@@ -51,7 +53,22 @@ def test_needs_follow_from_what_the_functions_take() -> None:
 
 
 def test_every_algorithm_is_documented_by_name() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    text = (DOCS / "algorithms.md").read_text()
     for table in (registry.ADVANTAGES, registry.LOSSES, registry.KL):
         for name in table:
             assert f"`{name}`" in text, name
+
+
+def test_every_metric_that_a_loss_reports_is_explained() -> None:
+    x, mask = torch.zeros(1, 1), torch.ones(1, 1).bool()
+    clip = losses.Clip()
+    records = [
+        losses.ppo_actor_critic(x, x, x, mask, x, x, x, mask, clip=clip).statistics,
+        losses.decoupled_ppo(x, x, x, x, mask, clip=clip).statistics,
+        losses.bc(x, mask).statistics,
+        losses.bc_l1(x, x, mask).statistics,
+        losses.entropy_terms(x, mask)[1],
+        losses.kl_terms(x, x, mask, estimator=registry.kl("k3").function)[1],
+    ]
+    text = (DOCS / "metrics.md").read_text()
+    assert [name for record in records for name in record if f"| `{name}` |" not in text] == []

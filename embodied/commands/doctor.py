@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--mend",
         action="store_true",
-        help="first install missing rendering libraries: as root by apt, else into ~/.cache",
+        help="first install missing rendering libraries: by apt as root, else into ~/.cache",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/doctor"), metavar="DIR", help="where pictures go (default: runs/doctor)"

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -89,9 +90,9 @@ def make_environment(environment: Path) -> None:
         shutil.rmtree(environment)
     else:
         say(f"creating {environment.name} with Python {sys.version.split()[0]}")
-    result = subprocess.run(
-        [sys.executable, "-m", "venv", str(environment)], capture_output=True, text=True, check=False
-    )
+    # With .venv activated, this program's own Python is the one just removed: the one behind it makes the new one.
+    maker = getattr(sys, "_base_executable", sys.executable)
+    result = subprocess.run([maker, "-m", "venv", str(environment)], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise SetupError(f"`python -m venv {environment}` failed:\n{result.stdout}{result.stderr}".rstrip())
 
@@ -104,6 +105,34 @@ def _made_here(environment: Path) -> bool:
     with pip.open("rb") as script:
         head = script.read(1024).decode(errors="replace")
     return f"{environment}/bin/python" in head
+
+
+def missing_build_tools() -> list[str]:
+    """Debian packages for compiling: a few dependencies (pycosat) come as C source and need compiler and headers."""
+    missing = [] if shutil.which("cc") or shutil.which("gcc") else ["gcc", "libc6-dev"]
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append(f"python{sys.version_info[0]}.{sys.version_info[1]}-dev")
+    return missing
+
+
+def install_build_tools(packages: list[str]) -> None:
+    """Bring the build tools by apt, as root; otherwise leave it to pip, which may find everything ready-made."""
+    if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return
+    say(f"installing {' '.join(packages)} (a few dependencies are compiled)")
+    for command in (["update"], ["install", "-y", "--no-install-recommends", "--no-remove", *packages]):
+        result = subprocess.run(
+            ["apt-get", "-o", "DPkg::Lock::Timeout=300", *command],
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0 and command != ["update"]:  # a third-party source may be down
+            tail = "\n".join(result.stdout.strip().splitlines()[-TAIL_LINES:])
+            raise SetupError(f"`apt-get {' '.join(command)}` failed with code {result.returncode}:\n{tail}")
 
 
 def install(environment: Path, root: Path) -> None:
@@ -137,7 +166,9 @@ def install(environment: Path, root: Path) -> None:
     if code != 0:
         lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line and not is_noise(line)]
         tail = "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
-        raise SetupError(f"pip failed with code {code}. The end of {log}:\n{tail}")
+        tools = missing_build_tools()
+        remedy = f"\nIf a package failed to compile: sudo apt-get install -y {' '.join(tools)}" if tools else ""
+        raise SetupError(f"pip failed with code {code}. The end of {log}:\n{tail}{remedy}")
     say(f"installed in {time.monotonic() - began:.0f} s")
 
 
@@ -175,6 +206,7 @@ def main() -> int:
         if not is_set_up(environment, key):
             make_environment(environment)
             (environment / STAMP).unlink(missing_ok=True)
+            install_build_tools(missing_build_tools())
             install(environment, ROOT)
             (environment / STAMP).write_text(json.dumps({"key": key}), encoding="utf-8")
         install_rendering(environment, ROOT)

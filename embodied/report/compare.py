@@ -145,10 +145,10 @@ def _seeds(runs: list[RunFolder]) -> Chart | None:
         groups.setdefault(json.dumps([run.recipe, same], sort_keys=True), []).append(run)
     lines = []
     for members in groups.values():
-        evaluated = [line for run in members if (line := first_series(run.rows, "eval", SUCCESS))]
+        evaluated = [(run, line) for run in members if (line := first_series(run.rows, "eval", SUCCESS))]
         if len(evaluated) < 2:
             continue
-        steps, values = common_grid(evaluated)
+        steps, values = common_grid(*zip(*evaluated, strict=True))
         recipe = members[0].recipe
         summary = Series(recipe, list(steps), list(values.mean(0)), list(values.min(0)), list(values.max(0)))
         seeds = ", ".join(str(run.seed) for run in members)

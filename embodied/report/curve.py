@@ -20,7 +20,7 @@ def success_curve_png(run_folders: Path | str | Sequence[Path | str], out: Path 
     """Draw evaluated success (or return, where there is no success) over environment steps to `out`; return `out`.
 
     One run: with the 95 % interval of each evaluation. Several: each run faintly, their mean, and the range between the
-    lowest and the highest, over the steps that all of them reached. Raises RefusedInput if a run has no evaluation.
+    lowest and the highest (see `common_grid`). Raises RefusedInput if a run has no evaluation.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def success_curve_png(run_folders: Path | str | Sequence[Path | str], out: Path 
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.steps, line.low, line.high, color=_BLUE, alpha=0.15, linewidth=0)
         else:
-            steps, values = common_grid(lines)
+            steps, values = common_grid(runs, lines)
             for line in lines:
                 axes.plot(line.steps, line.values, color=_BLUE, alpha=0.3, linewidth=1)
             axes.fill_between(steps, values.min(0), values.max(0), color=_BLUE, alpha=0.13, linewidth=0)
@@ -58,10 +58,15 @@ def success_curve_png(run_folders: Path | str | Sequence[Path | str], out: Path 
     return Path(out)
 
 
-def common_grid(lines: Sequence[Series], points: int = 101) -> tuple[np.ndarray, np.ndarray]:
-    """Steps [N] that every line covers and the lines' values there [runs, N], linear between records."""
-    first, last = max(line.steps[0] for line in lines), min(line.steps[-1] for line in lines)
-    steps = np.linspace(first, max(first, last), points)
+def common_grid(runs: Sequence[RunFolder], lines: Sequence[Series], points: int = 101) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [N] and the values [runs, N] of each run's line there, linear between records.
+
+    A run that stopped because it reached its goal keeps its last value; any other ends the grid where it ends, since
+    nobody knows how it would have gone on.
+    """
+    first, furthest = max(line.steps[0] for line in lines), max(line.steps[-1] for line in lines)
+    ends = [line.steps[-1] for run, line in zip(runs, lines, strict=True) if run.status != "reached"]
+    steps = np.linspace(first, max(first, min([furthest, *ends])), points)
     return steps, np.stack([np.interp(steps, line.steps, line.values) for line in lines])
 
 

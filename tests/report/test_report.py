@@ -20,6 +20,7 @@ from embodied.commands import report as command
 from embodied.errors import EXIT_DONE, RefusedInput
 from embodied.report import build_comparison, build_report, read_run, success_curve_png
 from embodied.report.charts import Line, line_chart, nice_scale
+from embodied.report.curve import common_grid
 from embodied.report.metrics import SIGNS, Series, find_sign, series, stage_times, thinned
 from embodied.report.reader import METRICS, RESULT, Row
 from embodied.report.words import count, duration, number, percent
@@ -311,6 +312,17 @@ def test_success_curve_draws_the_evaluations_and_their_mean(tmp_path):
     (runs[0] / METRICS).write_text("")
     with pytest.raises(RefusedInput, match="no evaluation to draw"):
         success_curve_png(runs, tmp_path / "none.png")
+
+
+def test_mean_over_seeds_keeps_the_last_value_of_a_run_that_reached_its_goal_and_ends_with_any_other(tmp_path):
+    runs = [make_run(tmp_path, seed=seed, videos=False) for seed in (1, 2)]
+    lines = [Series("k", [0.0, 100.0], [0.0, 1.0]), Series("k", [0.0, 200.0], [0.0, 0.5])]
+    steps, values = common_grid([read_run(run) for run in runs], lines, points=5)
+    assert steps.tolist() == [0, 50, 100, 150, 200]
+    assert values.tolist() == [[0, 0.5, 1, 1, 1], [0, 0.125, 0.25, 0.375, 0.5]]
+    edit_result(runs[0], status="limit")
+    steps, values = common_grid([read_run(run) for run in runs], lines, points=3)
+    assert steps.tolist() == [0, 50, 100]
 
 
 def call(*arguments: str) -> int:

@@ -6,6 +6,7 @@ that came over the wire: a class is rebuilt only if a codec was made for it, or 
 
 Wire form: uint32 length of the layout, uint32 length of the values, layout (JSON), values (JSON), then the body at the
 next multiple of 64 bytes. Tensors arrive on the CPU, detached and contiguous; tensors that share storage arrive apart.
+A transport that can move the tensors of one kind of device by itself has them kept out of the body (`apart`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tensordict import NonTensorData, TensorDict, is_tensorclass
 from embodied.errors import EmbodiedError, suggest
 
 T = TypeVar("T")
+Receive = Callable[[torch.dtype, tuple[int, ...]], torch.Tensor]
 
 ALIGNMENT = 64
 _LENGTHS = struct.Struct("<II")
@@ -36,6 +38,7 @@ _marked: dict[str, type] = {}
 
 # tags of the layout; each is followed by its fixed arguments and then by its children
 _VALUE, _COMPLEX, _TENSOR, _ARRAY, _SCALAR, _BYTES, _BYTEARRAY = "v", "c", "T", "A", "S", "b", "B"
+_APART = "G"
 _LIST, _TUPLE, _DICT, _PLAIN_LIST, _PLAIN_TUPLE = "l", "t", "d", "L", "U"
 _RECORD, _NAMED_TUPLE, _ENUM, _TENSORDICT, _TENSORCLASS = "@", "n", "E", "D", "C"
 
@@ -68,23 +71,54 @@ class _Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """A record's shape: its JSON text, its buffers and how to build it. Values and buffers are consumed in order."""
+    """A record's shape: its JSON text, its buffers, the size of its body and how to build it.
+
+    apart: (index among the values, dtype, shape) of each tensor that is not in the body.
+    """
 
     text: bytes
     buffers: tuple[_Buffer, ...]
     body: int
+    apart: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]
     build: Callable[[memoryview, int, Iterator[Any]], Any]
+
+
+class _Reading:
+    """A layout being read: its tokens, and what they have said so far about the body and the values."""
+
+    def __init__(self, text: bytes) -> None:
+        self.next = iter(json.loads(text)).__next__
+        self.buffers: list[_Buffer] = []
+        self.values = 0
+        self.apart: list[tuple[int, torch.dtype, tuple[int, ...]]] = []
+
+    def place(self, dtype: torch.dtype | np.dtype | None, shape: tuple[int, ...]) -> _Buffer:
+        """The next buffer: as large as `shape` says, behind the last one, aligned."""
+        size = 1 if dtype is None else dtype.itemsize
+        for extent in shape:
+            size *= extent
+        self.buffers.append(_Buffer(self.body, size, dtype, shape))
+        return self.buffers[-1]
+
+    @property
+    def body(self) -> int:
+        """Where the next buffer begins."""
+        return align(self.buffers[-1].offset + self.buffers[-1].size) if self.buffers else 0
 
 
 class Packed:
     """A record ready to be written: `head`, then `sources` at the layout's offsets.
 
-    Keeps references to the record's tensors: write it before they change.
+    Keeps references to the record's tensors: write it before they change. `apart` has the tensors that are not in it.
     """
 
-    __slots__ = ("_layout", "_sources", "body_start", "head", "size")
+    __slots__ = ("_layout", "_sources", "apart", "body_start", "head", "size")
 
     def __init__(self, layout: _Layout, values: list[Any], sources: list[Any]) -> None:
+        self.apart: list[torch.Tensor] = []
+        for index, _, _ in layout.apart:
+            self.apart.append(values[index])
+            values[index] = None
         text = json.dumps(values).encode() if values else b"[]"
         self.head = b"".join((_LENGTHS.pack(len(layout.text), len(text)), layout.text, text))
         self.body_start = align(len(self.head))
@@ -124,18 +158,20 @@ class Codec:
     Args:
         kinds: the types an edge carries; every dataclass, tensorclass, named tuple and enum that their annotations
             mention is included. Tensors, arrays, dicts, lists, tuples, text, bytes, numbers and None always travel.
+        apart: a device type ("cuda") whose tensors stay out of the wire form, for a transport that moves them itself.
     """
 
-    def __init__(self, *kinds: type) -> None:
+    def __init__(self, *kinds: type, apart: str | None = None) -> None:
         self.kinds = kinds
+        self._apart = apart
         self._allowed = _closure(kinds)
         self._sent: dict[tuple[Any, ...], _Layout] = {}
         self._received: dict[bytes, _Layout] = {}
         self._walkers: dict[type, Callable[[Any, list, list, list], None]] = {
             **dict.fromkeys(_PLAIN, _walk_value),
             complex: _walk_complex,
-            torch.Tensor: _walk_tensor,
-            torch.nn.Parameter: _walk_tensor,
+            torch.Tensor: self._walk_tensor,
+            torch.nn.Parameter: self._walk_tensor,
             np.ndarray: _walk_array,
             bytes: _walk_bytes,
             bytearray: _walk_bytes,
@@ -159,11 +195,12 @@ class Codec:
             _remember(self._sent, key, layout)
         return Packed(layout, values, sources)
 
-    def unpack(self, data: memoryview) -> Any:
+    def unpack(self, data: memoryview, receive: Receive | None = None) -> Any:
         """The record in `data` (writable, as written by `Packed.write`); its tensors and arrays are views of `data`.
 
-        They keep the very object `data` alive, so that its owner can tell when the last of them is gone. Raises
-        NotARecord for a type outside this codec's kinds.
+        They keep the very object `data` alive, so that its owner can tell when the last of them is gone. `receive`
+        is asked, in the order of `Packed.apart`, for each tensor that travels apart. Raises NotARecord for a type
+        outside this codec's kinds.
         """
         layout_size, values_size = _LENGTHS.unpack_from(data)
         start = _LENGTHS.size + layout_size
@@ -174,6 +211,10 @@ class Codec:
             _remember(self._received, text, layout)
         end = start + values_size
         values = json.loads(bytes(data[start:end])) if values_size > 2 else []
+        for index, dtype, shape in layout.apart:
+            if receive is None:
+                raise NotARecord("a record with tensors that travel apart came in on a link that carries none")
+            values[index] = receive(dtype, shape)
         return layout.build(data, align(end), iter(values))
 
     # taking apart
@@ -220,6 +261,19 @@ class Codec:
                 self._walk(getattr(value, name), tokens, values, sources)
 
         return walk
+
+    def _walk_tensor(self, value: torch.Tensor, tokens: list, values: list, sources: list) -> None:
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise NotARecord(
+                f"a tensor of layout {value.layout}, dtype {value.dtype} on {value.device} has no wire form; "
+                "send a dense, strided tensor with data"
+            )
+        if self._apart is not None and value.device.type == self._apart:
+            tokens += (_APART, value.dtype, value.shape)
+            values.append(value.detach())
+        else:
+            tokens += (_TENSOR, value.dtype, value.shape)
+            sources.append(value)
 
     def _walk_list(self, value: Any, tokens: list, values: list, sources: list) -> None:
         is_list = type(value) is list
@@ -270,62 +324,62 @@ class Codec:
         return cls
 
     def _layout(self, text: bytes) -> _Layout:
-        buffers: list[_Buffer] = []
-        build = self._node(iter(json.loads(text)), buffers)
-        body = align(buffers[-1].offset + buffers[-1].size) if buffers else 0
-        return _Layout(text, tuple(buffers), body, build)
+        reading = _Reading(text)
+        build = self._node(reading)
+        return _Layout(text, tuple(reading.buffers), reading.body, tuple(reading.apart), build)
 
-    def _node(self, tokens: Iterator[Any], buffers: list[_Buffer]) -> Callable[[memoryview, int, Iterator[Any]], Any]:
+    def _node(self, reading: _Reading) -> Callable[[memoryview, int, Iterator[Any]], Any]:
         """Read one node of a layout (and its children) and return the function that builds it."""
-        tag = next(tokens)
-        if tag in (_VALUE, _PLAIN_LIST):
+        tag = reading.next()
+        if tag in (_VALUE, _PLAIN_LIST, _PLAIN_TUPLE, _COMPLEX, _APART):
+            if tag == _APART:
+                reading.apart.append((reading.values, getattr(torch, reading.next()), tuple(reading.next())))
+            reading.values += 1
+            if tag == _PLAIN_TUPLE:
+                return lambda data, start, values: tuple(next(values))
+            if tag == _COMPLEX:
+                return lambda data, start, values: complex(*next(values))
             return lambda data, start, values: next(values)
-        if tag == _PLAIN_TUPLE:
-            return lambda data, start, values: tuple(next(values))
-        if tag == _COMPLEX:
-            return lambda data, start, values: complex(*next(values))
         if tag == _TENSOR:
-            dtype = getattr(torch, next(tokens))
-            buffer = _place(buffers, dtype, tuple(next(tokens)))
+            buffer = reading.place(getattr(torch, reading.next()), tuple(reading.next()))
             return lambda data, start, values: _view(data, start + buffer.offset, buffer)
         if tag in (_ARRAY, _SCALAR):
-            return _array_builder(_place(buffers, np.dtype(next(tokens)), tuple(next(tokens))), scalar=tag == _SCALAR)
+            buffer = reading.place(np.dtype(reading.next()), tuple(reading.next()))
+            return _array_builder(buffer, scalar=tag == _SCALAR)
         if tag in (_BYTES, _BYTEARRAY):
-            buffer = _place(buffers, None, (next(tokens),))
+            buffer = reading.place(None, (reading.next(),))
             make = bytes if tag == _BYTES else bytearray
             return lambda data, start, values: make(data[start + buffer.offset : start + buffer.offset + buffer.size])
         if tag == _ENUM:
-            member = self._class(next(tokens))[next(tokens)]
+            member = self._class(reading.next())[reading.next()]
             return lambda data, start, values: member
-        return self._branch(tag, tokens, buffers)
+        return self._branch(tag, reading)
 
-    def _branch(
-        self, tag: str, tokens: Iterator[Any], buffers: list[_Buffer]
-    ) -> Callable[[memoryview, int, Iterator[Any]], Any]:
+    def _branch(self, tag: str, reading: _Reading) -> Callable[[memoryview, int, Iterator[Any]], Any]:
         make: Callable[[list[Any]], Any]
         if tag in (_LIST, _TUPLE):
-            count = next(tokens)
+            count = reading.next()
             make = tuple if tag == _TUPLE else lambda children: children
         elif tag == _DICT:
-            keys = self._keys_from_wire(next(tokens))
+            keys = self._keys_from_wire(reading.next())
             count = len(keys)
             make = lambda children: dict(zip(keys, children, strict=True))  # noqa: E731
         elif tag == _TENSORDICT:
-            batch, keys = torch.Size(next(tokens)), self._keys_from_wire(next(tokens))
+            batch, keys = torch.Size(reading.next()), self._keys_from_wire(reading.next())
             count = len(keys)
             make = lambda children: TensorDict(dict(zip(keys, children, strict=True)), batch_size=batch)  # noqa: E731
         elif tag in (_RECORD, _NAMED_TUPLE, _TENSORCLASS):
-            cls = self._class(next(tokens))
+            cls = self._class(reading.next())
             names = _field_names(cls)
             count = len(names)
             if tag == _TENSORCLASS:
-                batch = torch.Size(next(tokens))
+                batch = torch.Size(reading.next())
                 make = lambda children: cls(**dict(zip(names, children, strict=True)), batch_size=batch)  # noqa: E731
             else:
                 make = cls._make if tag == _NAMED_TUPLE else _dataclass_maker(cls, names)
         else:
             raise NotARecord(f"the layout of a record has an unknown tag {tag!r}; both sides must run the same code")
-        nodes = [self._node(tokens, buffers) for _ in range(count)]
+        nodes = [self._node(reading) for _ in range(count)]
         return lambda data, start, values: make([node(data, start, values) for node in nodes])
 
     def _keys_from_wire(self, keys: list[Any]) -> tuple[Any, ...]:
@@ -348,16 +402,6 @@ def _walk_value(value: Any, tokens: list, values: list, sources: list) -> None:
 def _walk_complex(value: complex, tokens: list, values: list, sources: list) -> None:
     tokens.append(_COMPLEX)
     values.append((value.real, value.imag))
-
-
-def _walk_tensor(value: torch.Tensor, tokens: list, values: list, sources: list) -> None:
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        raise NotARecord(
-            f"a tensor of layout {value.layout}, dtype {value.dtype} on {value.device} has no wire form; "
-            "send a dense, strided tensor with data"
-        )
-    tokens += (_TENSOR, value.dtype, value.shape)
-    sources.append(value)
 
 
 def _walk_array(value: np.ndarray, tokens: list, values: list, sources: list) -> None:
@@ -392,16 +436,6 @@ def _to_wire(token: Any) -> Any:
     if isinstance(token, np.dtype):
         return token.str
     return [_to_wire(part) for part in token] if isinstance(token, tuple) else token
-
-
-def _place(buffers: list[_Buffer], dtype: torch.dtype | np.dtype | None, shape: tuple[int, ...]) -> _Buffer:
-    """Append the next buffer of a layout: as large as `shape` says, behind the last one, aligned."""
-    size = 1 if dtype is None else dtype.itemsize
-    for extent in shape:
-        size *= extent
-    offset = align(buffers[-1].offset + buffers[-1].size) if buffers else 0
-    buffers.append(_Buffer(offset, size, dtype, shape))
-    return buffers[-1]
 
 
 def _view(data: memoryview, offset: int, buffer: _Buffer) -> torch.Tensor:

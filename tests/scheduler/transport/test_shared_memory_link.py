@@ -16,12 +16,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from link_processes import Child, both_ends, listener, reading_from, writer
 
 from embodied.errors import ChannelClosed, DeadlineExceeded, WorkerError
 from embodied.scheduler.trace import Trace
 from embodied.scheduler.transport import Outgoing, PeerDied
 from embodied.scheduler.transport.shared_memory import BLOCKS, ENTRIES
-from tests.scheduler.transport.processes import Child, both_ends, listener, reading_from, writer
 
 LARGE = 2048  # float32 numbers: more than fits in an entry
 

@@ -14,7 +14,7 @@ from tensordict import TensorClass, TensorDict
 from embodied import algorithms
 from embodied.algorithms import Aggregation, Clip, Level, levels
 from embodied.algorithms.aggregation import aggregate, loss_denominator, trajectory_lengths
-from embodied.algorithms.statistics import Mean, Moments, Statistic
+from embodied.algorithms.statistics import Mean, Statistic
 from embodied.config import config
 from embodied.errors import ConfigurationError
 from embodied.interaction.trajectory import Trajectory
@@ -166,9 +166,10 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
         advantages = _group_advantages(options, scores, groups, counted)
         steps_valid = counted
         valid = valid & (_unsteps(counted, level, chunk) if level is Level.ACTION else counted.unsqueeze(-1))
+    statistics["rollout/advantage_mean"] = Mean.of(advantages, steps_valid)
+    statistics["rollout/advantage_size"] = Mean.of(advantages.abs(), steps_valid)
     if options.normalize_advantages and options.advantage == "gae":
         advantages = algorithms.whiten(advantages, steps_valid)
-    statistics["rollout/advantage_mean"] = Moments.of(advantages, steps_valid)
     trajectories = torch.arange(envs).expand(decisions, envs)
     samples = Samples(
         inputs=trajectory.inputs,

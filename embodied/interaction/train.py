@@ -164,8 +164,9 @@ class TrainingRun:
         if goal.at_least is not None and progress.goals_in_a_row >= goal.in_a_row:
             times = "evaluation" if goal.in_a_row == 1 else f"{goal.in_a_row} evaluations in a row"
             return "reached", f"{goal.metric} was at least {goal.at_least:g} in {times}"
-        wanted = f" without {goal.metric} of at least {goal.at_least:g} in {goal.in_a_row} evaluations in a row"
-        wanted = wanted if goal.at_least is not None else ""
+        wanted = ""
+        if goal.at_least is not None:
+            wanted = f" without {goal.metric} of at least {goal.at_least:g} in {goal.in_a_row} evaluations in a row"
         if progress.env_steps >= goal.env_steps:
             return "limit", f"the limit of {goal.env_steps:,} environment steps was reached{wanted}"
         if goal.minutes is not None and self.seconds() >= goal.minutes * 60:

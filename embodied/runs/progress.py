@@ -5,6 +5,7 @@ Everything said is also written to the run's log.
 
 from __future__ import annotations
 
+import collections
 import time
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 # off a terminal, a line at most so often
 _LINE_SECONDS = 10.0
+_RATE_UPDATES = 30
 
 
 def spoken_time(seconds: float) -> str:
@@ -36,7 +38,8 @@ class RunProgress:
         self.console = Console(highlight=False, soft_wrap=True)
         self._log = log.open("a")
         self._total, self._unit = total, unit
-        self._started, self._began_at = time.monotonic(), done
+        # the rate of the recent past: the start-up and one slow evaluation must not spoil the time left for long
+        self._recent = collections.deque([(time.monotonic(), done)], maxlen=_RATE_UPDATES)
         self._last_line = 0.0
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -68,8 +71,9 @@ class RunProgress:
 
     def update(self, done: int, status: str) -> None:
         """`done` of the total; `status` is a few words on how it goes."""
-        spent = time.monotonic() - self._started
-        rate = (done - self._began_at) / spent if spent > 0 else 0.0
+        self._recent.append((time.monotonic(), done))
+        (first, done_then), (last, _) = self._recent[0], self._recent[-1]
+        rate = (done - done_then) / (last - first) if last > first else 0.0
         left = f"at most {spoken_time((self._total - done) / rate)} left" if rate > 0 else "time left unknown"
         line = f"{done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s, {left}  {status}"
         self._note(line)

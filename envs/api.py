@@ -102,7 +102,8 @@ class EnvConfig:
     slots: sub-batches a policy serves in turn.
     processes: simulator processes; 0 runs the simulator in this process, None uses the cores there are.
     episode_steps: truncate after so many control steps; None takes the task's own limit.
-    ignore_terminations: terminations are recorded but do not end the episode.
+    auto_reset: see AutoReset. ignore_terminations: terminations are recorded but do not end the episode.
+    reward_form: see RewardForm.
     start_seconds, step_seconds: deadlines for starting a simulator process and for one chunk.
     """
 

@@ -70,7 +70,8 @@ class Decode(enum.Enum):
 
 @config
 class Sampling:
-    """How actions are drawn, in this fixed order: mask to the action vocabulary, temperature, top-k, top-p, softmax.
+    """How actions are drawn (decode: sample, or greedy for the most probable), in this fixed order: mask to the action
+    vocabulary, temperature, top-k, top-p, softmax.
 
     Log-probabilities, in `act` and `evaluate`, sampled or greedy, are those of the resulting distribution.
     top_k 0 and top_p 1 mean no limit. Gaussian policies scale their standard deviation by `temperature`.

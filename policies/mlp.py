@@ -33,7 +33,7 @@ from policies.api import (
 
 @config
 class MLPConfig(PolicyConfig):
-    """hidden: units of each hidden layer, of actor and critic alike. log_std: initial log standard deviation of
+    """name: mlp. hidden: units of each hidden layer, of actor and critic alike. log_std: initial log standard deviation of
     continuous actions, in units of half the action range."""
 
     name: Literal["mlp"] = "mlp"

@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 
 @config
 class LearnerConfig:
-    """lr: of the actor (Adam). value_lr: of the critic's own parameters; None means lr.
+    """lr: of the actor (Adam with decoupled weight_decay, betas and eps as usual). value_lr: of the critic's own parameters; None means lr.
     grad_clip: largest global gradient norm; None does not clip.
     epochs: passes over a rollout. global_batch: decisions per optimiser step; None takes the whole rollout.
     micro_batch: decisions per forward and backward pass; None takes the global batch.

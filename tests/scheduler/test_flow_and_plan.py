@@ -83,7 +83,7 @@ def test_a_plan_survives_its_file_and_is_checked_against_the_flow():
     assert plan.stages["middle"].devices == ("cuda:0",)
     assert plan.stages["source"].devices == ("cpu",)
     assert Plan.from_json(plan.to_json()) == plan
-    with pytest.raises(ConfigurationError, match="stage 'sinc'.*Did you mean 'sink'"):
+    with pytest.raises(ConfigurationError, match=r"stage 'sinc'.*Did you mean 'sink'"):
         Plan(flow="chain", launcher="inline", stages={"sinc": StagePlan(devices=("cpu",))}).check(flow)
     with pytest.raises(ConfigurationError, match="does not place stage"):
         Plan(flow="chain", launcher="inline", stages={}).check(flow)

@@ -38,12 +38,13 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """Ticks are (position in percent, label); `hover` is JSON for the page's script, `summary` the chart in words."""
+    """Ticks and goal are (position in percent, label); `hover` is JSON for the page's script, `summary` the words."""
 
     title: str
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     lines: list[Drawn]
+    goal: tuple[float, str] | None
     hover: str
     summary: str
 
@@ -54,13 +55,15 @@ def line_chart(
     *,
     y_range: tuple[float, float] | None = None,
     y_format: Callable[[float], str] = number,
+    goal: float | None = None,
 ) -> Chart | None:
-    """A chart of `lines` over environment steps, or None if no line has a finite value."""
+    """A chart of `lines` over environment steps, with a mark at `goal`; None if no line has a finite value."""
     lines = [dataclasses.replace(line, series=thinned(line.series)) for line in lines]
     finite = [v for line in lines for v in _all_values(line.series) if math.isfinite(v)]
     if not finite:
         return None
-    y_low, y_high, y_ticks = nice_scale(*(y_range or (min(finite), max(finite))), 4)
+    marks = [] if goal is None else [goal]
+    y_low, y_high, y_ticks = nice_scale(*(y_range or (min([*finite, *marks]), max([*finite, *marks]))), 4)
     most = max((step for line in lines for step in line.series.steps), default=1.0)
     x_low, x_high = 0.0, max(most, 1.0)
     _, _, x_ticks = nice_scale(x_low, x_high, 5)
@@ -98,6 +101,7 @@ def line_chart(
         x_ticks=[(x(t) / 10, count(t)) for t in x_ticks if x_low <= t <= x_high],
         y_ticks=[(y(t) / 10, y_format(t)) for t in y_ticks],
         lines=drawn,
+        goal=None if goal is None else (y(goal) / 10, f"goal {y_format(goal)}"),
         hover=json.dumps(hover, separators=(",", ":"), ensure_ascii=False),
         summary=f"{title}: " + "; ".join(_in_words(line, y_format) for line in lines),
     )

@@ -14,7 +14,7 @@ from embodied.errors import RefusedInput
 from embodied.report import words
 from embodied.report.charts import Chart, Line, line_chart
 from embodied.report.curve import common_grid
-from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, stage_times
+from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, has_success, phase_times
 from embodied.report.page import REPORT, environment, write_page
 from embodied.report.reader import RunFolder, read_run
 
@@ -82,7 +82,8 @@ def _labels(runs: list[RunFolder]) -> list[str]:
 def _lead(runs: list[RunFolder]) -> str:
     reached = sum(run.status == "reached" for run in runs)
     text = f"{reached} of {len(runs)} reached their goal."
-    rates = [rate for run in runs if (rate := words.measured(run.result.get("after"), SUCCESS)) is not None]
+    finals = [words.measured(run.result.get("after"), SUCCESS) for run in runs if has_success(run)]
+    rates = [rate for rate in finals if rate is not None]
     if len(rates) == len(runs):
         mean = sum(rates) / len(rates)
         text += f" Success after training: {words.percent(mean)} on average"
@@ -94,7 +95,7 @@ def _lead(runs: list[RunFolder]) -> str:
 
 def _entry(run: RunFolder, label: str, index: int, out: Path) -> Entry:
     report = run.path / REPORT
-    stages = [stage for stage in stage_times(run) if stage.name != "other"]
+    stages = [stage for stage in phase_times(run) if stage.name != "other"]
     speed = run.env_steps / run.seconds if run.seconds and run.env_steps is not None else None
     return Entry(
         label=label,
@@ -103,8 +104,8 @@ def _entry(run: RunFolder, label: str, index: int, out: Path) -> Entry:
         status=run.status,
         status_word=words.STATUS_WORDS.get(run.status, run.status),
         cells=[
-            _score(run.result.get("before")),
-            _score(run.result.get("after")),
+            _score(run, "before"),
+            _score(run, "after"),
             words.count(run.env_steps),
             words.duration(run.seconds),
             words.count(speed),
@@ -114,8 +115,9 @@ def _entry(run: RunFolder, label: str, index: int, out: Path) -> Entry:
     )
 
 
-def _score(results: Any) -> str:
-    if (rate := words.measured(results, SUCCESS)) is not None:
+def _score(run: RunFolder, when: str) -> str:
+    results = run.result.get(when)
+    if has_success(run) and (rate := words.measured(results, SUCCESS)) is not None:
         return words.percent(rate)
     return words.number(words.measured(results, RETURN))
 
@@ -131,7 +133,7 @@ def _overlaid(
     lines = [
         Line(label, dataclasses.replace(found, low=None, high=None), str(index % COLOURS))
         for index, (run, label) in enumerate(zip(runs, labels, strict=True))
-        if (found := _best_series(run, names))
+        if (names is not SUCCESS or has_success(run)) and (found := _best_series(run, names))
     ]
     y_format = words.percent if y_range else words.number
     return line_chart(title, lines, y_range=y_range, y_format=y_format) if lines else None
@@ -145,7 +147,9 @@ def _seeds(runs: list[RunFolder]) -> Chart | None:
         groups.setdefault(json.dumps([run.recipe, same], sort_keys=True), []).append(run)
     lines = []
     for members in groups.values():
-        evaluated = [(run, line) for run in members if (line := first_series(run.rows, "eval", SUCCESS))]
+        evaluated = [
+            (run, line) for run in members if has_success(run) and (line := first_series(run.rows, "eval", SUCCESS))
+        ]
         if len(evaluated) < 2:
             continue
         steps, values = common_grid(*zip(*evaluated, strict=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.errors import RefusedInput
-from embodied.report.metrics import RETURN, SUCCESS, Series, first_series
+from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, has_success
 from embodied.report.reader import RunFolder, read_run
 from embodied.report.words import count
 
@@ -28,7 +28,7 @@ def success_curve_png(run_folders: Path | str | Sequence[Path | str], out: Path 
 
     folders = [run_folders] if isinstance(run_folders, (str, Path)) else list(run_folders)
     runs = [read_run(folder) for folder in folders]
-    is_success = all(first_series(run.rows, "eval", SUCCESS) for run in runs)
+    is_success = all(has_success(run) and first_series(run.rows, "eval", SUCCESS) for run in runs)
     lines = [_evaluations(run, SUCCESS if is_success else RETURN) for run in runs]
     with rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 3.4), dpi=160, layout="constrained")

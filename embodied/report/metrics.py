@@ -49,7 +49,7 @@ class StageTime:
 
 def _recent(values: list[float]) -> float:
     tail = values[-max(1, len(values) // 10) :]
-    return sum(tail) / len(tail)
+    return _median(tail)
 
 
 def _above(limit: float, text: str) -> Callable[[list[float]], str | None]:
@@ -97,7 +97,7 @@ SIGNS = (
     ),
     Sign(
         "Value loss",
-        ("value_loss", "critic_loss", "loss/value", "loss/critic"),
+        ("value/loss", "value_loss", "critic_loss", "loss/value", "loss/critic"),
         "The critic's error; it may rise while returns grow, and should settle in the end.",
         lambda values: None,
     ),
@@ -148,24 +148,61 @@ def thinned(line: Series) -> Series:
     return dataclasses.replace(line, steps=means(line.steps), values=means(line.values), window=window)
 
 
-def stage_times(run: RunFolder) -> list[StageTime]:
-    """Seconds of each `time/<stage>_s`, summed over the run, longest first; what no stage claims is `other`.
+def has_success(run: RunFolder) -> bool:
+    """Whether success means something here: it is the run's goal, or some episode succeeded.
 
-    Deeper keys (`time/env/step_s`) are parts of a stage and not counted again. Shares are of the sum of the stages,
-    which exceeds the run's seconds where stages overlap.
+    An environment without a notion of success records zero throughout.
     """
-    totals: dict[str, float] = {}
-    for row in run.rows:
-        for key, value in row.metrics.items():
-            name = key.removeprefix("time/").removesuffix("_s")
-            if key.startswith("time/") and key.endswith("_s") and "/" not in name and name not in _TOTALS:
-                totals[name] = totals.get(name, 0.0) + (value if math.isfinite(value) else 0.0)
+    rates = [v for row in run.rows for key, v in row.metrics.items() if key.split("/")[-1] in SUCCESS]
+    asked = goal(run)
+    return any(rates) or (asked is None or asked[0].startswith("success"))
+
+
+def goal(run: RunFolder) -> tuple[str, float] | None:
+    """(metric, least value) that the configuration's `goal` asks of an evaluation."""
+    values = run.config.get("goal")
+    if not isinstance(values, dict) or not isinstance(values.get("at_least"), (int, float)):
+        return None
+    return str(values.get("metric")), float(values["at_least"])
+
+
+def phase_times(run: RunFolder) -> list[StageTime]:
+    """Seconds of each phase of an iteration (`time/rollout_s`) over the run; what no phase claims is `other`."""
+    totals = {name: seconds for name, seconds in _time_totals(run).items() if not _is_operation(run, name)}
     if not totals:
         return []
     unclaimed = (run.seconds or 0.0) - sum(totals.values())
     if unclaimed > 0.01 * (run.seconds or 0.0):
         totals["other"] = totals.get("other", 0.0) + unclaimed
     whole = sum(totals.values()) or 1.0
+    return _longest_first(totals, whole)
+
+
+def operation_times(run: RunFolder) -> list[StageTime]:
+    """Busy seconds of each operation of a stage's workers (`time/env_simulate_s`: stage env), as shares of the run.
+
+    They lie inside the phases, and add up to more than the run where workers overlap.
+    """
+    totals = {name: seconds for name, seconds in _time_totals(run).items() if _is_operation(run, name)}
+    return _longest_first(totals, run.seconds or sum(totals.values()) or 1.0)
+
+
+def _is_operation(run: RunFolder, name: str) -> bool:
+    stages = run.plan.get("stages")
+    return isinstance(stages, dict) and any(name.startswith(f"{stage}_") for stage in stages)
+
+
+def _time_totals(run: RunFolder) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for row in run.rows:
+        for key, value in row.metrics.items():
+            name = key.removeprefix("time/").removesuffix("_s")
+            if key.startswith("time/") and key.endswith("_s") and name not in _TOTALS and math.isfinite(value):
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def _longest_first(totals: dict[str, float], whole: float) -> list[StageTime]:
     ordered = sorted(totals.items(), key=lambda item: (item[0] == "other", -item[1]))
     return [StageTime(name.replace("_", " "), seconds, seconds / whole) for name, seconds in ordered]
 

@@ -26,9 +26,12 @@ from embodied.report.metrics import (
     StageTime,
     find_sign,
     first_series,
+    goal,
+    has_success,
     keys_of,
+    operation_times,
+    phase_times,
     series,
-    stage_times,
 )
 from embodied.report.reader import RunFolder, read_run
 from envs.video import read_frames
@@ -101,13 +104,19 @@ def write_page(out: Path, page: str) -> None:
 
 
 def success_chart(run: RunFolder) -> Chart | None:
-    """Evaluation with its interval, and training success, over environment steps."""
+    """Evaluation with its interval, and training success, over environment steps; None where success means nothing."""
+    if not has_success(run):
+        return None
     evaluated, trained = first_series(run.rows, "eval", SUCCESS), first_series(run.rows, "train", SUCCESS)
     lines = [Line("Training", trained, "train")] if trained else []
     if evaluated:
         label = "Evaluation, 95% interval" if evaluated.low else "Evaluation"
         lines.append(Line(label, evaluated, "eval", dots=True))
-    return line_chart("Success rate", lines, y_range=(0.0, 1.0), y_format=words.percent) if lines else None
+    return (
+        line_chart("Success rate", lines, y_range=(0.0, 1.0), y_format=words.percent, goal=_goal(run, SUCCESS))
+        if lines
+        else None
+    )
 
 
 def return_chart(run: RunFolder) -> Chart | None:
@@ -115,7 +124,12 @@ def return_chart(run: RunFolder) -> Chart | None:
     evaluated, trained = first_series(run.rows, "eval", RETURN), first_series(run.rows, "train", RETURN)
     lines = [Line("Training", trained, "train")] if trained else []
     lines += [Line("Evaluation", evaluated, "eval", dots=True)] if evaluated else []
-    return line_chart("Return", lines) if lines else None
+    return line_chart("Return", lines, goal=_goal(run, RETURN)) if lines else None
+
+
+def _goal(run: RunFolder, names: tuple[str, ...]) -> float | None:
+    asked = goal(run)
+    return asked[1] if asked and asked[0] in names else None
 
 
 def shown_path(path: Path) -> str:
@@ -125,7 +139,7 @@ def shown_path(path: Path) -> str:
 
 
 def _content(run: RunFolder) -> dict[str, Any]:
-    stages = stage_times(run)
+    phases, operations = phase_times(run), operation_times(run)
     before, after, others = _videos(run)
     return {
         "run": run,
@@ -135,15 +149,16 @@ def _content(run: RunFolder) -> dict[str, Any]:
         "subject": words.subject(run),
         "verdict": words.verdict(run),
         "change": words.change(run),
-        "reason": str(run.result.get("reason") or ""),
+        "reason": words.as_sentence(str(run.result.get("reason") or "")),
         "tiles": _tiles(run),
         "success": success_chart(run),
         "returns": return_chart(run),
         "before": before,
         "after": after,
         "recordings": others,
-        "stages": stages,
-        "bottleneck": _bottleneck(stages),
+        "phases": phases,
+        "operations": operations,
+        "bottleneck": _bottleneck(phases, operations),
         "health": _health(run),
         "metrics": _all_metrics(run),
         "plan": _plan(run),
@@ -158,10 +173,11 @@ def _tiles(run: RunFolder) -> list[tuple[str, str, str]]:
     tiles = []
     before, after, best = (run.result.get(key) for key in ("before", "after", "best"))
     shown = [("before training", before), ("after training", after)]
-    if best != after:
+    names = SUCCESS if has_success(run) else RETURN
+    if words.measured(best, names) != words.measured(after, names):
         shown.append(("at its best", best))
     for label, results in shown:
-        if (rate := words.measured(results, SUCCESS)) is not None:
+        if names is SUCCESS and (rate := words.measured(results, SUCCESS)) is not None:
             remark = ""
             low, high = words.measured(results, SUCCESS, "_low"), words.measured(results, SUCCESS, "_high")
             if low is not None and high is not None:
@@ -183,14 +199,17 @@ def _rate(run: RunFolder) -> str:
     return f"{words.count(run.env_steps / run.seconds)} a second over the whole run"
 
 
-def _bottleneck(stages: list[StageTime]) -> str:
-    named = [stage for stage in stages if stage.name != "other"]
+def _bottleneck(phases: list[StageTime], operations: list[StageTime]) -> str:
+    named = [phase for phase in phases if phase.name != "other"]
     if not named:
         return ""
     first = named[0]
     text = f"The bottleneck is {first.name}: {words.percent(first.share)} of the time, {words.duration(first.seconds)}."
     if first.share < 1:
         text += f" If it took no time at all, the run would be {1 / (1 - first.share):.2g} times as fast."
+    if operations:
+        busiest = operations[0]
+        text += f" The busiest operation is {busiest.name}, {words.duration(busiest.seconds)}."
     return text
 
 
@@ -247,9 +266,9 @@ def _commands(run: RunFolder) -> list[tuple[str, str]]:
         seed = f" seed={run.seed}" if run.seed is not None else ""
         train = f"embodied train {run.recipe}{seed}"
     commands = [("Reproduce", train)]
-    checkpoint = run.resolve(run.result.get("checkpoint")) or (run.checkpoints[-1] if run.checkpoints else None)
-    if checkpoint is not None:
-        commands.append(("Evaluate", f"embodied eval {shown_path(checkpoint)} {words.environment_id(run) or 'ENV'}"))
+    if run.checkpoints:
+        commands.append(("Evaluate", f"embodied eval {shown_path(run.path)}"))
+        commands.append(("Film", f"embodied record {shown_path(run.path)}"))
         commands.append(("Resume", f"embodied resume {shown_path(run.path)}"))
     return commands
 
@@ -269,7 +288,8 @@ def _videos(run: RunFolder) -> tuple[Video | None, Video | None, list[Video]]:
         else (Video(f"{when.capitalize()} training", "", "", notes[when]) if when in notes else None)
         for when in ("before", "after")
     ]
-    used = {path.resolve() for path in chosen.values() if path}
+    together = run.resolve(recorded.get("both"))  # the pair in one file, which the page shows as two
+    used = {path.resolve() for path in [*chosen.values(), together] if path}
     others = [video for video in run.videos if video.resolve() not in used]
     shown = [_video(run, video, str(video.relative_to(run.path / "videos"))) for video in others[-_MOST_RECORDINGS:]]
     return pair[0], pair[1], shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from embodied.report.metrics import RETURN, SUCCESS
+from embodied.report.metrics import RETURN, SUCCESS, has_success
 from embodied.report.reader import RunFolder
 
 STATUS_WORDS = {
@@ -73,19 +73,6 @@ def measured(results: Any, names: tuple[str, ...], suffix: str = "") -> float | 
     return None
 
 
-def with_interval(results: Any, names: tuple[str, ...] = SUCCESS) -> str:
-    """'97% (95% interval 89% to 99%, 64 episodes)', as much of it as is known."""
-    rate = measured(results, names)
-    low, high = measured(results, names, "_low"), measured(results, names, "_high")
-    episodes = measured(results, ("episodes",))
-    extra = []
-    if low is not None and high is not None:
-        extra.append(f"95% interval {percent(low)} to {percent(high)}")
-    if episodes is not None:
-        extra.append(f"{episodes:.0f} episodes")
-    return percent(rate) + (f" ({', '.join(extra)})" if extra else "")
-
-
 def subject(run: RunFolder) -> str:
     """What was trained where, from the configuration: 'a mlp policy on maniskill/PushCube-v1 with ppo'."""
 
@@ -97,10 +84,20 @@ def subject(run: RunFolder) -> str:
 
     policy = named("policy", "name", "id", "kind")
     env = environment_id(run)
-    algorithm = named("algorithm", "name", "kind")
+    algorithm = _algorithm(run.config.get("algorithm"))
     words = f"the {policy} policy" if policy else "a policy"
     words += f" on {env}" if env else ""
     return words + (f" with {algorithm.upper()}" if algorithm else "")
+
+
+def _algorithm(values: Any) -> str | None:
+    """PPO, GRPO, ...: what the field calls the combination of an advantage and a loss."""
+    if not isinstance(values, dict):
+        return values if isinstance(values, str) else None
+    if values.get("name"):
+        return str(values["name"])
+    advantage, loss = str(values.get("advantage") or ""), str(values.get("loss") or "")
+    return (loss.split("_")[0] if advantage in ("", "gae") else advantage.replace("_", " ")) or None
 
 
 def environment_id(run: RunFolder) -> str | None:
@@ -135,8 +132,14 @@ def verdict(run: RunFolder) -> str:
 def change(run: RunFolder) -> str:
     """Before against after, in one sentence; empty if the run did not measure both."""
     before, after = run.result.get("before"), run.result.get("after")
-    if (old := measured(before, SUCCESS)) is not None and (new := measured(after, SUCCESS)) is not None:
-        return f"Success went from {percent(old)} before training to {percent(new)}."
-    if (old := measured(before, RETURN)) is not None and (new := measured(after, RETURN)) is not None:
-        return f"The return went from {number(old)} before training to {number(new)}."
-    return ""
+    what, names, written = ("Success", SUCCESS, percent) if has_success(run) else ("The return", RETURN, number)
+    old, new = measured(before, names), measured(after, names)
+    if old is None or new is None:
+        return ""
+    return f"{what} went from {written(old)} before training to {written(new)}."
+
+
+def as_sentence(text: str) -> str:
+    """With a capital at its start and a full stop at its end."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if not text or text.endswith((".", "!", "?", ")")) else ".")

@@ -21,7 +21,7 @@ from embodied.errors import EXIT_DONE, RefusedInput
 from embodied.report import build_comparison, build_report, read_run, success_curve_png
 from embodied.report.charts import Line, line_chart, nice_scale
 from embodied.report.curve import common_grid
-from embodied.report.metrics import SIGNS, Series, find_sign, series, stage_times, thinned
+from embodied.report.metrics import SIGNS, Series, find_sign, has_success, operation_times, phase_times, series, thinned
 from embodied.report.reader import METRICS, RESULT, Row
 from embodied.report.words import count, duration, number, percent
 
@@ -66,7 +66,7 @@ def test_page_has_every_section_and_the_commands_to_do_it_again(finished):
     ]  # fmt: skip
     text = text_of(page)
     assert f"embodied train {RECIPE} seed=1" in text
-    assert re.search(r"embodied eval \S+/checkpoints/step_60 maniskill/PushCube-v1", text)
+    assert re.search(r"embodied eval \S+/2026-01-31_12-00-01 ", text)
     assert re.search(r"embodied resume \S+/2026-01-31_12-00-01", text)
     assert "gamma: 0.8" in text
     assert "One device: all workers run as coroutines" in text
@@ -95,16 +95,19 @@ def test_page_refers_to_nothing_outside_the_run_folder(finished):
 def test_time_is_summed_by_stage_and_the_bottleneck_named(tmp_path):
     rows = [
         {"iteration": i, "env_steps": i, "seconds": 10.0 * i,
-         "metrics": {"time/rollout_s": 6.0, "time/rollout/step_s": 5.0, "time/learn_s": 3.0, "time/iteration_s": 10.0}}
+         "metrics": {"time/rollout_s": 6.0, "time/env_simulate_s": 5.0, "time/learn_s": 3.0, "time/iteration_s": 10.0}}
         for i in (1, 2)
     ]  # fmt: skip
     (tmp_path / METRICS).write_text("\n".join(map(json.dumps, rows)))
-    times = {stage.name: (stage.seconds, round(stage.share, 3)) for stage in stage_times(read_run(tmp_path))}
-    # 20 s in all: parts of a stage and the total are not counted again, and 2 s are nobody's
+    (tmp_path / "plan.json").write_text('{"stages": {"env": {}}}')
+    run = read_run(tmp_path)
+    # 20 s in all: operations inside a phase and the total are not counted again, and 2 s are nobody's
+    assert [(op.name, op.seconds, op.share) for op in operation_times(run)] == [("env simulate", 10.0, 0.5)]
+    times = {phase.name: (phase.seconds, round(phase.share, 3)) for phase in phase_times(run)}
     assert times == {"rollout": (12.0, 0.6), "learn": (6.0, 0.3), "other": (2.0, 0.1)}
     text = text_of(build_report(tmp_path).read_text())
     assert "The bottleneck is rollout: 60% of the time, 12 s. If it took no time at all" in text
-    assert "2.5 times as fast" in text
+    assert "2.5 times as fast. The busiest operation is env simulate, 10 s." in text
 
 
 def test_running_run_gives_a_report_that_says_so(bare):
@@ -170,7 +173,7 @@ def test_failed_run_shows_its_reason_and_the_last_lines_of_its_log(bare):
 def test_metrics_that_are_not_numbers_are_flagged_not_drawn(bare):
     lines = [json.loads(line) for line in (bare / METRICS).read_text().splitlines()]
     for line in lines[-3:]:
-        line["metrics"]["learner/grad_norm"] = float("nan")
+        line["metrics"]["learner/gradient_norm"] = float("nan")
     (bare / METRICS).write_text("\n".join(map(json.dumps, lines)))
     page = build_report(bare).read_text()
     assert "3 of 61 records are not finite numbers." in text_of(page)
@@ -215,6 +218,7 @@ def test_signs_find_their_metric_by_the_last_part_of_its_key():
 @pytest.mark.parametrize(
     ("title", "values", "concerned"),
     [
+        ("Explained variance", [0.9] * 38 + [-9.0, 0.9], False),  # one dip is no trend
         ("KL divergence", [0.01] * 20, False),
         ("KL divergence", [0.01] * 10 + [0.5] * 10, True),
         ("Explained variance", [-0.5] + [0.9] * 19, False),
@@ -228,6 +232,23 @@ def test_signs_find_their_metric_by_the_last_part_of_its_key():
 def test_signs_ask_to_look_closer_only_when_the_recent_values_are_off(title, values, concerned):
     sign = next(sign for sign in SIGNS if sign.title == title)
     assert (sign.concern(values) is not None) is concerned
+
+
+def test_run_without_a_notion_of_success_is_told_by_its_return(bare):
+    lines = [json.loads(line) for line in (bare / METRICS).read_text().splitlines()]
+    for line in lines:
+        line["metrics"] = {k: 0.0 if "success" in k else v for k, v in line["metrics"].items()}
+    (bare / METRICS).write_text("\n".join(map(json.dumps, lines)))
+    assert has_success(read_run(bare))  # its goal is success: none was had
+    config = (bare / "config.yaml").read_text()
+    (bare / "config.yaml").write_text(
+        config.replace("metric: success_once\n  at_least: 0.95", "metric: return\n  at_least: 30")
+    )
+    assert not has_success(read_run(bare))
+    page = build_report(bare).read_text()
+    assert "The return went from 4.969 before training to 34.03." in text_of(page)
+    assert "<h2>Success rate</h2>" not in page
+    assert "goal 30" in text_of(page)
 
 
 def test_interval_is_read_only_if_every_evaluation_has_one():

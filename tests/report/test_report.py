@@ -350,7 +350,7 @@ def call(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     command.add_parser(parser.add_subparsers())
     parsed = parser.parse_args(["report", *arguments])
-    return parsed.run(parsed)
+    return command.run(parsed)
 
 
 def test_command_writes_reports_comparison_and_picture_and_says_where(tmp_path, capsys):
@@ -359,7 +359,7 @@ def test_command_writes_reports_comparison_and_picture_and_says_where(tmp_path, 
     assert call(*runs, "--png", png, "--output", str(tmp_path / "all.html")) == EXIT_DONE
     printed = capsys.readouterr().out.splitlines()
     written = [f"{runs[0]}/report.html", f"{runs[1]}/report.html", str(tmp_path / "all.html")]
-    assert printed == [*(f"Report: {path}" for path in written), f"Curve:  {png}"]
+    assert printed == [*(f"report  {path}" for path in written), f"curve   {png}"]
     assert all(Path(path).stat().st_size > 5000 for path in [*written, png])
 
 
@@ -368,6 +368,13 @@ def test_command_refuses_what_it_cannot_write(bare, tmp_path):
         call(str(bare), "--output", str(tmp_path / "x.html"))
     with pytest.raises(RefusedInput, match="does not exist"):
         call(str(bare), "--png", str(tmp_path / "missing" / "x.png"))
+
+
+def test_command_counts_a_run_once_however_often_it_is_named(bare, capsys):
+    latest = bare.parent / "latest"
+    latest.symlink_to(bare.name)
+    assert call(str(bare), str(latest)) == EXIT_DONE
+    assert capsys.readouterr().out == f"report  {latest}/report.html\n"
 
 
 @needs_browser

@@ -123,7 +123,7 @@ def value_terms(
         if option is not None and not option > 0:
             raise ConfigurationError(f"{name} is {option}; expected a number above 0, or null to switch it off.")
     _check("value_terms", values, mask, old_values=old_values, returns=returns)
-    values, old_values, returns = fill(values, mask), fill(old_values, mask), fill(returns, mask)
+    values, old_values, returns = fill(values, mask), fill(old_values, mask).detach(), fill(returns, mask).detach()
     terms = _huber(returns - values, huber_delta)
     moved = values - old_values
     if value_clip is not None:
@@ -197,7 +197,7 @@ def bc_l1(actions: torch.Tensor, demonstrated: torch.Tensor, mask: torch.Tensor)
     actions (with gradient), demonstrated: float [..., C, A], mask: bool, all of one shape.
     """
     _check("bc_l1", actions, mask, demonstrated=demonstrated)
-    terms = (fill(actions, mask) - fill(demonstrated, mask)).abs()
+    terms = (fill(actions, mask) - fill(demonstrated, mask).detach()).abs()
     return Loss(Terms(terms, mask), statistics={"bc/l1": Mean.of(terms, mask)})
 
 

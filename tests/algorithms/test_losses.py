@@ -357,3 +357,15 @@ def test_shapes_and_dtypes_that_would_broadcast_or_weight_are_refused() -> None:
         losses.bc(x, mask[:, :1])
     with pytest.raises(CorrectnessAlarm, match=r"torch\.float32, expected torch\.bool"):
         losses.bc(x, mask.float())
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_actor_critic", "decoupled_ppo"])
+def test_gradient_flows_through_the_current_policy_and_values_only(name: str) -> None:
+    tensors, mask = batch(seed=9)
+    inputs = list(tensors.requires_grad_().unbind())
+    for tensor in inputs:
+        tensor.retain_grad()
+    loss = LOSSES[name](inputs, mask)
+    share(loss, "token-mean", loss_denominator(mask, "token-mean"), None).backward()
+    moved = {0, 3} if name == "ppo_actor_critic" else {0}  # logprobs, values
+    assert {i for i, tensor in enumerate(inputs) if tensor.grad is not None and tensor.grad.any()} == moved

@@ -172,7 +172,7 @@ def decoupled_ppo(
     lag = fill(proximal_logprobs - behaviour_logprobs, mask).detach()
     weights = lag.exp()
     dropped = weights > (math.inf if behaviour_weight_cap is None else behaviour_weight_cap)
-    terms = fill(terms * fill(weights, ~dropped), mask & ~dropped)
+    terms = terms * fill(weights, ~dropped)
     statistics["policy/loss"] = Mean.of(terms, mask)
     statistics["policy/behaviour_weight"] = Mean.of(weights, mask)
     statistics["policy/behaviour_weight_max"] = Maximum.of(weights, mask)

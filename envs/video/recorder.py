@@ -96,7 +96,8 @@ class VideoRecorder:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process that writes to it
         self._ring = RingWriter(buffer_mib * 2**20, deadline_s=deadline_s, alive=self._raise_if_ended)
         self._process = self._start(fps)
-        self._finish = weakref.finalize(self, _finish, self._ring, self._process, deadline_s)
+        self._owner = os.getpid()
+        self._finish = weakref.finalize(self, _finish, self._ring, self._process, deadline_s, self._owner)
 
     def __enter__(self) -> VideoRecorder:
         return self
@@ -163,7 +164,7 @@ class VideoRecorder:
 
         Raises WorkerError, with what the process said, if files could not be written.
         """
-        if self._finish.alive:
+        if self._finish.alive and os.getpid() == self._owner:
             self._finish()
             self._raise_if_failed()
 
@@ -253,8 +254,10 @@ class VideoRecorder:
             )
 
 
-def _finish(ring: RingWriter, process: subprocess.Popen[bytes], deadline_s: float) -> None:
+def _finish(ring: RingWriter, process: subprocess.Popen[bytes], deadline_s: float, owner: int) -> None:
     """End of the recorder, by `close`, garbage collection or interpreter exit."""
+    if os.getpid() != owner:
+        return  # a forked process ends; the recording is its parent's
     ring.close()
     try:
         process.wait(deadline_s)

@@ -8,6 +8,7 @@ sees the end of the pipe after everything written before it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import mmap
 import os
@@ -81,6 +82,9 @@ class RingWriter:
 
     def close(self) -> None:
         """Say that nothing more comes. What was put stays readable."""
+        # said in words: processes forked meanwhile hold copies of the pipe, so closing ours need not end it
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._places, _PLACE.pack(0, 0))
         os.close(self._places)
         os.close(self._acks)
         os.close(self.memory_fd)
@@ -94,7 +98,7 @@ class RingWriter:
         return self._head + length - self._tail <= self.capacity and len(self._ends) < _MOST_MESSAGES
 
     def _wait_for_ack(self) -> None:
-        if not select.select([self._acks], [], [], self._deadline_s)[0]:
+        if not _readable(self._acks, self._deadline_s):
             self._alive()
             raise DeadlineExceeded(
                 f"The loop waited {self._deadline_s:.0f} s for the video process to take a picture; it is alive but "
@@ -125,14 +129,16 @@ class RingReader:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
         """Yield (message, pixels) until the writer has closed or died; pixels are flat uint8, valid until the next."""
         while True:
-            # a child forked by the writer may hold the pipe open after the writer's death: look for that as well
-            while not select.select([self._places], [], [], 1.0)[0]:
+            # a process forked by the writer may hold the pipe open after the writer's death: look for that as well
+            while not _readable(self._places, 1.0):
                 if os.getppid() != self._writer:
                     return
             place = os.read(self._places, _PLACE.size)
             if not place:
                 return
             start, length = _PLACE.unpack(place)
+            if not length:
+                return
             (text,) = _HEADER.unpack(self._bytes[start : start + _HEADER.size].tobytes())
             body = start + _HEADER.size + text
             yield json.loads(self._bytes[start + _HEADER.size : body].tobytes()), self._bytes[body : start + length]
@@ -140,3 +146,10 @@ class RingReader:
                 os.write(self._acks, b"\0")
             except BrokenPipeError:
                 continue  # the writer is gone; what it left is still read to its end
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    """Wait until `fd` has data or its other end is closed; False if neither comes in time. Any descriptor number."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))

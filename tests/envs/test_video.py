@@ -233,6 +233,31 @@ def test_a_producer_that_exits_or_is_killed_without_closing_loses_nothing(tmp_pa
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_processes_forked_meanwhile_neither_end_nor_hold_up_the_recording(tmp_path):
+    script = textwrap.dedent("""
+        import os, signal, sys, time
+        import numpy as np
+        from envs.video import VideoRecorder
+        with VideoRecorder(sys.argv[1], overlay=False) as recorder:
+            recorder.add(0, np.full((64, 96, 3), 0, np.uint8))
+            if not (quick := os.fork()):
+                sys.exit()  # runs the exit handlers of a process that is not the recorder's owner
+            os.waitpid(quick, 0)
+            if not (lasting := os.fork()):
+                time.sleep(60)
+                os._exit(0)
+            for index in range(1, 10):
+                recorder.add(0, np.full((64, 96, 3), index * 5, np.uint8))
+            recorder.end_episode(0, name="fork")
+        os.kill(lasting, signal.SIGKILL)
+    """)
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - started < 20
+    assert numbers_in(tmp_path / "fork.mp4") == list(range(10))
+
+
 def test_a_dead_recording_process_is_reported_instead_of_waited_for(tmp_path):
     recorder = VideoRecorder(tmp_path, buffer_mib=1)
     recorder._process.kill()

@@ -255,7 +255,7 @@ class VideoRecorder:
 
 
 def _finish(ring: RingWriter, process: subprocess.Popen[bytes], deadline_s: float, owner: int) -> None:
-    """End of the recorder, by `close`, garbage collection or interpreter exit."""
+    """End of the recorder, by `close` or, where nobody called it, by the interpreter's exit."""
     if os.getpid() != owner:
         return  # a forked process ends; the recording is its parent's
     ring.close()

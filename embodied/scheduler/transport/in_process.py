@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import threading
 import time
 from collections.abc import Hashable
@@ -67,9 +68,13 @@ class _InProcessEnd:
                 if (done := step()) is not None:
                     break
                 left = self._check(begin, what)
-                woken = loop.create_future()
-                self._shared.sleepers.append((loop, woken))
-            await asyncio.wait((woken,), timeout=left)
+                sleeper = (loop, loop.create_future())
+                self._shared.sleepers.append(sleeper)
+            try:
+                await asyncio.wait((sleeper[1],), timeout=left)
+            finally:
+                with self._shared.changed, contextlib.suppress(ValueError):  # not there any more if it was woken
+                    self._shared.sleepers.remove(sleeper)
         self.stats.waited += time.perf_counter() - begin
         return done
 

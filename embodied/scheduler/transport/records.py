@@ -35,6 +35,9 @@ _LENGTHS = struct.Struct("<II")
 _PLAIN = frozenset((type(None), bool, int, float, str))  # what JSON gives back exactly as it was
 _MAX_LAYOUTS = 1024  # layouts remembered per codec; shapes that keep changing must not grow memory without end
 _marked: dict[str, type] = {}
+# json.dumps and json.loads less their checks, which cost more than the few values a header has
+_encode = json.JSONEncoder(check_circular=False).encode
+_decode = json.JSONDecoder().raw_decode
 
 # tags of the layout; each is followed by its fixed arguments and then by its children
 _VALUE, _COMPLEX, _TENSOR, _ARRAY, _SCALAR, _BYTES, _BYTEARRAY = "v", "c", "T", "A", "S", "b", "B"
@@ -115,11 +118,10 @@ class Packed:
     __slots__ = ("_layout", "_sources", "apart", "body_start", "head", "size")
 
     def __init__(self, layout: _Layout, values: list[Any], sources: list[Any]) -> None:
-        self.apart: list[torch.Tensor] = []
+        self.apart: list[torch.Tensor] = [values[index] for index, _, _ in layout.apart]
         for index, _, _ in layout.apart:
-            self.apart.append(values[index])
             values[index] = None
-        text = json.dumps(values).encode() if values else b"[]"
+        text = _encode(values).encode() if values else b"[]"
         self.head = b"".join((_LENGTHS.pack(len(layout.text), len(text)), layout.text, text))
         self.body_start = align(len(self.head))
         self.size = self.body_start + layout.body
@@ -210,7 +212,7 @@ class Codec:
             layout = self._layout(text)
             _remember(self._received, text, layout)
         end = start + values_size
-        values = json.loads(bytes(data[start:end])) if values_size > 2 else []
+        values = _decode(str(data[start:end], "ascii"))[0] if values_size > 2 else []
         for index, dtype, shape in layout.apart:
             if receive is None:
                 raise NotARecord("a record with tensors that travel apart came in on a link that carries none")

@@ -34,7 +34,8 @@ class Child:
             raise
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def ended(self, seconds: float = 30) -> int | None:
         self._process.join(seconds)
@@ -68,6 +69,5 @@ def reading_from(
         with waiting.accept() as incoming:
             yield incoming, child
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        child.kill()
         child.ended()

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,8 +138,7 @@ def gloo(store: Path, work: Callable[[], None]) -> Iterator[Child]:
         group(0, store)
         yield child
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        child.kill()
         child.ended()
         dist.destroy_process_group()
 
@@ -148,6 +148,14 @@ ITEMS = [
     [torch.arange(3 << 20, dtype=torch.int32)[::3], b"bytes"],
     {"empty": torch.zeros(0, 3), "none": None},
 ]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    return all(map(same, a, b)) if isinstance(a, list) else a == b
 
 
 @pytest.mark.parametrize("apart", [None, "cpu"])
@@ -165,7 +173,7 @@ def test_gloo_brings_items_there_and_back(tmp_path: Path, apart: str | None) -> 
             outgoing.send(item, i)
             key, back = incoming.recv()
             assert key == i
-            torch.testing.assert_close(back, item, rtol=0, atol=0)
+            assert same(back, item)
         with pytest.raises(ChannelClosed, match=r"closed by writer\[0\]"):
             incoming.recv()
 
@@ -175,12 +183,12 @@ def test_gloo_deadline_and_death_are_told_apart(tmp_path: Path) -> None:
         torch_ends(1, Codec(), 20.0)[1].recv()
 
     with gloo(tmp_path / "store", wait_to_be_killed) as child:
-        outgoing, incoming = torch_ends(0, Codec(), 0.2)
+        incoming = torch_ends(0, Codec(), 0.2)[1]
         with pytest.raises(DeadlineExceeded, match=r"reader\[0\] waited 0.2 s for an item from writer\[0\]"):
             incoming.recv()
         with pytest.raises(PeerDied, match="after an earlier failure"):
             incoming.recv()
-        outgoing, incoming = torch_ends(0, Codec(), 20.0)
+        incoming = torch_ends(0, Codec(), 20.0)[1]
         threading.Timer(0.2, child.kill).start()
         with pytest.raises(PeerDied, match=r"writer\[0\] \(rank 1\) died while reader\[0\] waited for an item"):
             incoming.recv()
@@ -204,7 +212,7 @@ def test_ray_store_brings_items_and_says_that_it_is_used(caplog: pytest.LogCaptu
         for key, item in enumerate(ITEMS[:2]):
             got = incoming.recv()
             assert got[0] == key
-            torch.testing.assert_close(got[1], item, rtol=0, atol=0)
+            assert same(got[1], item)
         with pytest.raises(DeadlineExceeded, match="for an item"):
             incoming.recv()
 
@@ -238,6 +246,7 @@ def send_from_gpu(address: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="needs a CUDA device")
 def test_cuda_tensors_stay_on_their_device() -> None:
     # the child must fork before this process touches the device
     with reading_from(send_from_gpu) as (incoming, child):

@@ -1,0 +1,491 @@
+"""The conformance suite of the VectorEnv contract: what every adapter must get right, each rule by name.
+
+It sees an environment from outside only, so it runs on adapters of other packages as well; a violated rule raises
+`ConformanceError`. Rules that need an episode's end wait for one as long as the spec's time limit says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from embodied.errors import CorrectnessAlarm, SimulatorError
+from embodied.random import derive_seed, generator
+from envs.api import Assignments, AutoReset, Bounds, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
+
+logger = logging.getLogger(__name__)
+
+_SEED = 20240917
+_CHUNK = 3
+_CHUNKS = 6
+_MORE_STEPS = 1000  # how long to wait for an episode's end where there is no time limit
+
+
+class ConformanceError(CorrectnessAlarm):
+    """An environment violates a rule of the contract.
+
+    rule: its name, e.g. "exact_reset".
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"Rule {rule!r} is violated: {message}")
+        self.rule = rule
+
+
+def check(target: VectorEnv | Callable[[], VectorEnv] | EnvConfig) -> None:
+    """Run every rule that applies. Raises ConformanceError for the first that is violated.
+
+    Args:
+        target: an environment (is reset, and stays open); or a function that makes one, so that two can be compared;
+            or a configuration, which is checked in this process and in worker processes, with both kinds of
+            auto-reset.
+    """
+    if isinstance(target, EnvConfig):
+        for factory in _variants(target):
+            check(factory)
+        return
+    if isinstance(target, VectorEnv):
+        _check_one(target)
+        return
+    with target() as env:
+        _check_one(env)
+        with target() as other:
+            _check_instances(env, other)
+
+
+def _variants(config: EnvConfig) -> Iterator[Callable[[], VectorEnv]]:
+    from envs.registry import make
+
+    for auto_reset in AutoReset:
+        for processes in (0, min(2, config.num_envs // config.slots)):
+            variant = dataclasses.replace(config, auto_reset=auto_reset.value, processes=processes)
+            yield lambda variant=variant: make(variant)
+
+
+def _check_one(env: VectorEnv) -> None:
+    rules: list[Callable[[VectorEnv], None]] = [_check_spec, _check_shapes, _check_chunks, _check_nan_guard]
+    if env.spec.exact_reset:
+        rules += [_check_exact_reset, _check_chunking, _check_independence, _check_partial_reset, _check_state]
+    rules.append(_check_same_step if env.auto_reset is AutoReset.SAME_STEP else _check_disabled)
+    for rule in rules:
+        rule(env)
+        logger.info("%s: %s holds", env.spec.id, rule.__name__.removeprefix("_check_"))
+
+
+# -------------------------------------------------------------------- running
+
+
+@dataclasses.dataclass(frozen=True)
+class _Script:
+    """What to do: assignments [N], actions [T, N, C, A], and for each chunk the assignments that come next [N]."""
+
+    assignments: Assignments
+    actions: torch.Tensor
+    following: list[Assignments]
+
+
+def _assignments(env: VectorEnv, *purpose: int | str) -> Assignments:
+    spec = env.spec
+    rows = range(env.num_envs)
+    tasks = [row % spec.tasks for row in rows]
+    states = [spec.initial_states[task] for task in tasks]
+    return Assignments(
+        task=torch.tensor(tasks),
+        initial_state=torch.tensor([row % count if count else -1 for row, count in zip(rows, states, strict=True)]),
+        seed=torch.tensor([derive_seed(_SEED, *purpose, row) for row in rows]),
+    )
+
+
+def _actions(spec: EnvSpec, shape: tuple[int, ...], *purpose: int | str) -> torch.Tensor:
+    """float32 [*shape, A], uniform over what the spec allows."""
+    noise = torch.rand(*shape, spec.action.dim, generator=generator(_SEED, *purpose))
+    if spec.action.kind is Bounds.DISCRETE:
+        return (noise * spec.action.choices).floor().clamp(max=spec.action.choices - 1)
+    low = torch.tensor(spec.action.low).clamp(min=-1e3)
+    high = torch.tensor(spec.action.high).clamp(max=1e3)
+    return low + noise * (high - low)
+
+
+def _script(env: VectorEnv, name: str, chunks: int = _CHUNKS, steps: int = _CHUNK) -> _Script:
+    return _Script(
+        assignments=_assignments(env, name),
+        actions=_actions(env.spec, (chunks, env.num_envs, steps), name),
+        following=[_assignments(env, name, "next", chunk) for chunk in range(chunks)],
+    )
+
+
+def _advance(env: VectorEnv, actions: torch.Tensor, following: Assignments) -> list[StepResult]:
+    """One chunk in every slot, all under way at once; copies of the results."""
+    for slot in range(env.slots):
+        env.send(actions[env.rows(slot)], slot, following[env.rows(slot)])
+    return [_copy(env.recv(slot)) for slot in range(env.slots)]
+
+
+def _run(env: VectorEnv, script: _Script, begin: int = 0) -> list[list[StepResult]]:
+    return [
+        _advance(env, a, f) for a, f in zip(script.actions[begin:], script.following[begin:], strict=True)
+    ]  # fmt: skip
+
+
+def _copy(value: Any) -> Any:
+    """The same records with tensors of their own."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if dataclasses.is_dataclass(value):
+        return type(value)(**{f.name: _copy(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    return value
+
+
+def _difference(left: Any, right: Any, path: str = "") -> str | None:
+    """Where two nested records differ first, None if they are equal to the bit."""
+    if isinstance(left, torch.Tensor):
+        same = left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
+        return None if same else path
+    if dataclasses.is_dataclass(left) and not isinstance(left, type) and type(left) is type(right):
+        pairs = [(getattr(left, f.name), getattr(right, f.name), f"{path}.{f.name}") for f in dataclasses.fields(left)]
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        pairs = [(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    else:
+        return None if left == right else path
+    return next((found for a, b, p in pairs if (found := _difference(a, b, p))), None)
+
+
+def _require(condition: bool, rule: str, message: str) -> None:
+    if not condition:
+        raise ConformanceError(rule, message)
+
+
+def _require_equal(left: Any, right: Any, rule: str, message: str) -> None:
+    where = _difference(left, right)
+    _require(where is None, rule, f"{message}; the first difference is in {where}.")
+
+
+# -------------------------------------------------------------------- rules
+
+
+def _check_spec(env: VectorEnv) -> None:
+    spec, rule = env.spec, "spec"
+    action = spec.action
+    if action.kind is Bounds.DISCRETE:
+        _require(
+            action.dim == 1 and action.choices > 0, rule, f"a discrete action has dim 1 and choices, not {action}."
+        )
+    else:
+        fits = len(action.low) == len(action.high) == action.dim > 0
+        _require(fits, rule, f"low and high must have dim={action.dim} numbers.")
+        ordered = all(low < high for low, high in zip(action.low, action.high, strict=True))
+        _require(ordered, rule, "every low must be below its high.")
+    sizes = {(camera.height, camera.width) for camera in spec.cameras}
+    _require(len(sizes) <= 1, rule, f"all cameras must share one size, not {sorted(sizes)}.")
+    _require(spec.state_dim > 0 or bool(spec.cameras), rule, "there is neither state nor camera to see anything by.")
+    _require(len(spec.instructions) > 0, rule, "instructions must not be empty; use ('',) where there are none.")
+    counts = len(spec.initial_states) == spec.tasks >= 1
+    _require(counts, rule, f"initial_states must have one number for each of {spec.tasks} tasks.")
+
+
+def _check_observation(spec: EnvSpec, observation: Observation, rows: int, where: str) -> None:
+    rule = "shapes_and_dtypes"
+    expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "state": (torch.float32, (rows, spec.state_dim)),
+        "instruction_ids": (torch.int64, (rows,)),
+    }
+    if spec.cameras:
+        camera = spec.cameras[0]
+        expected["images"] = (torch.uint8, (rows, len(spec.cameras), camera.height, camera.width, 3))
+    if spec.privileged_dim:
+        expected["privileged"] = (torch.float32, (rows, spec.privileged_dim))
+    for name in ("state", "instruction_ids", "images", "privileged"):
+        value = getattr(observation, name)
+        if name not in expected:
+            _require(value is None, rule, f"{where}: {name} must be None, since the spec has none.")
+            continue
+        dtype, shape = expected[name]
+        came = "None" if value is None else f"{value.dtype} {list(value.shape)}"
+        good = value is not None and value.dtype is dtype and tuple(value.shape) == shape
+        _require(good, rule, f"{where}: {name} must be {dtype} {list(shape)}, but is {came}.")
+    ids = observation.instruction_ids.tolist()
+    _require(all(0 <= i < len(spec.instructions) for i in ids), rule, f"{where}: instruction_ids {ids} out of range.")
+    texts = [spec.instructions[i] for i in ids]
+    _require(observation.instruction == texts, rule, f"{where}: instruction must be the texts of instruction_ids.")
+
+
+def _check_shapes(env: VectorEnv) -> None:
+    script = _script(env, "shapes", chunks=2)
+    _check_observation(env.spec, env.reset(script.assignments), env.num_envs, "reset")
+    size = env.slot_size
+    kinds = {
+        "reward": (torch.float32, (size, _CHUNK)),
+        **dict.fromkeys(("terminated", "truncated", "success", "valid"), (torch.bool, (size, _CHUNK))),
+        "ended": (torch.bool, (size,)),
+        "failed": (torch.bool, (size,)),
+    }
+    for result in (r for results in _run(env, script) for r in results):
+        _check_observation(env.spec, result.observation, size, "recv")
+        for name, (dtype, shape) in kinds.items():
+            value = getattr(result, name)
+            good = value.dtype is dtype and tuple(value.shape) == shape
+            came = f"{value.dtype} {list(value.shape)}"
+            _require(good, "shapes_and_dtypes", f"recv: {name} must be {dtype} {list(shape)}, but is {came}.")
+        if result.final_observation is not None:
+            _check_observation(env.spec, result.final_observation, len(result.final_rows), "final_observation")
+
+
+def _check_chunks(env: VectorEnv) -> None:
+    """Valid steps come first; nothing outside of them counts; ends and statistics agree with them."""
+    rule = "chunk_validity"
+    script = _script(env, "chunks", chunks=12)
+    env.reset(script.assignments)
+    length = torch.zeros(env.num_envs, dtype=torch.int64)
+    returns = torch.zeros(env.num_envs)
+    for results in _run(env, script):
+        for slot, result in enumerate(results):
+            rows = env.rows(slot)
+            valid = result.valid
+            _require(bool((valid[:, :-1] >= valid[:, 1:]).all()), rule, "a valid step follows one that is not.")
+            for name in ("reward", "terminated", "truncated", "success"):
+                outside = getattr(result, name)[~valid]
+                _require(not outside.any(), rule, f"{name} is not 0 outside the valid steps.")
+            length[rows] += valid.sum(1)
+            for step in range(valid.shape[1]):
+                returns[rows] += result.reward[:, step]
+            # a row without valid steps finished earlier (auto-reset disabled): its statistics stay what they were
+            _require(torch.equal(result.episodes.length, length[rows]), rule, "episodes.length is not the valid steps.")
+            _require(torch.allclose(result.episodes.returns, returns[rows], rtol=1e-4, atol=1e-4), rule,
+                     "episodes.returns is not the sum of rewards.")  # fmt: skip
+            _require(torch.equal(result.final_rows, result.ended.nonzero().flatten()), rule,
+                     "final_rows are not the rows that ended.")  # fmt: skip
+            _require(not (~result.episodes.success_once & result.episodes.success_at_end).any(), rule,
+                     "success_at_end without success_once.")  # fmt: skip
+            _require(env.spec.has_success or not result.success.any(), rule, "success without spec.has_success.")
+            limit = env.spec.episode_steps
+            _require(not limit or int(length.max()) <= limit, rule, f"an episode is longer than {limit} steps.")
+            if env.auto_reset is AutoReset.SAME_STEP:
+                length[rows][result.ended] = 0
+                returns[rows][result.ended] = 0
+
+
+def _check_nan_guard(env: VectorEnv) -> None:
+    rule = "nan_guard"
+    script = _script(env, "nan", chunks=1)
+    env.reset(script.assignments)
+    broken = script.actions[0].clone()
+    broken[-1, -1, -1] = float("nan")
+    slot = env.slots - 1
+    rows = env.rows(slot)
+    try:
+        env.send(broken[rows], slot, script.following[0][rows])
+        env.recv(slot)
+    except SimulatorError:
+        env.reset(script.assignments)
+        _advance(env, script.actions[0], script.following[0])
+        return
+    raise ConformanceError(rule, "an action that is not a number was executed instead of raising SimulatorError.")
+
+
+def _check_exact_reset(env: VectorEnv) -> None:
+    script, other = _script(env, "exact"), _script(env, "past")
+    first = [env.reset(script.assignments), *_run(env, script)]
+    env.reset(other.assignments)
+    _run(env, other)
+    second = [env.reset(script.assignments), *_run(env, script)]
+    _require_equal(first, second, "exact_reset", "the same assignments and actions gave something else after another "
+                   "past. Make reset depend on the assignment alone, or set spec.exact_reset=False")  # fmt: skip
+
+
+def _check_chunking(env: VectorEnv) -> None:
+    script = _script(env, "chunking", chunks=1, steps=4)
+    env.reset(script.assignments)
+    whole = _run(env, script)[0]
+    env.reset(script.assignments)
+    singles = [_advance(env, script.actions[0][:, [j]], script.following[0]) for j in range(4)]
+    for slot, result in enumerate(whole):
+        running = torch.ones(env.slot_size, dtype=torch.bool)
+        for step, results in enumerate(singles):
+            single = results[slot]
+            same = torch.equal(result.reward[running, step], single.reward[running, 0])
+            _require(same, "chunk_validity", f"step {step} of a chunk has another reward than the same single step.")
+            running &= ~single.ended
+
+
+def _check_independence(env: VectorEnv) -> None:
+    if env.slot_size == 1:
+        return
+    script, other = _script(env, "rows"), _script(env, "neighbours")
+    mine = torch.arange(env.num_envs) % env.slot_size == 0
+    mixed = _Script(
+        _mix(mine, script.assignments, other.assignments),
+        torch.where(mine[None, :, None, None], script.actions, other.actions),
+        [_mix(mine, a, b) for a, b in zip(script.following, other.following, strict=True)],
+    )
+    env.reset(script.assignments)
+    alone = _run(env, script)
+    env.reset(mixed.assignments)
+    for left, right in zip(alone, _run(env, mixed), strict=True):
+        for a, b in zip(left, right, strict=True):
+            pair = [(r.reward[0], r.valid[0], r.observation.select(slice(0, 1))) for r in (a, b)]
+            _require_equal(list(pair[0]), list(pair[1]), "independence", "what an environment does depends on what its "
+                           "neighbours do")  # fmt: skip
+
+
+def _mix(mask: torch.Tensor, left: Assignments, right: Assignments) -> Assignments:
+    return Assignments.unstack(torch.where(mask[:, None], left.stack(), right.stack()))
+
+
+def _check_partial_reset(env: VectorEnv) -> None:
+    if env.num_envs == 1:
+        return
+    rule = "partial_reset"
+    script, other = _script(env, "partial", chunks=3), _script(env, "replacement", chunks=3)
+    mask = torch.arange(env.num_envs) % 2 == 0
+    env.reset(script.assignments)
+    _advance(env, script.actions[0], script.following[0])
+    before = env.reset(script.assignments, torch.zeros(env.num_envs, dtype=torch.bool))
+    undisturbed = _advance(env, script.actions[1], script.following[1])
+    fresh = env.reset(other.assignments)
+    env.reset(script.assignments)
+    _advance(env, script.actions[0], script.following[0])
+    after = env.reset(other.assignments, mask)
+    _require_equal(after.select(~mask), before.select(~mask), rule, "a reset changed environments outside its mask")
+    _require_equal(
+        after.select(mask), fresh.select(mask), rule, "a partial reset starts other episodes than a whole one"
+    )
+    disturbed = _advance(env, script.actions[1], script.following[1])
+    for slot, (a, b) in enumerate(zip(undisturbed, disturbed, strict=True)):
+        outside = ~mask[env.rows(slot)]
+        _require_equal(a.reward[outside], b.reward[outside], rule, "environments outside the mask went on differently")
+        _require_equal(a.observation.select(outside), b.observation.select(outside), rule,
+                       "environments outside the mask went on differently")  # fmt: skip
+
+
+def _check_state(env: VectorEnv) -> None:
+    script = _script(env, "state")
+    env.reset(script.assignments)
+    half = _CHUNKS // 2
+    for chunk in range(half):
+        latest = _advance(env, script.actions[chunk], script.following[chunk])
+    saved = env.state_dict()
+    shown = [result.observation for result in latest]
+    expected = _run(env, script, half)
+    env.reset(_assignments(env, "elsewhere"))
+    _compare_loaded(env, saved, script, half, shown, expected)
+
+
+def _compare_loaded(
+    env: VectorEnv,
+    saved: dict[str, Any],
+    script: _Script,
+    begin: int,
+    shown: list[Observation],
+    expected: list[list[StepResult]],
+) -> None:
+    try:
+        observation = env.load_state_dict(saved)
+    except CorrectnessAlarm as alarm:
+        raise ConformanceError("state", str(alarm)) from alarm
+    loaded = [observation.select(env.rows(slot)) for slot in range(env.slots)]
+    message = "loading a saved state does not continue to the bit"
+    _require_equal(shown, loaded, "state", message)
+    _require_equal(expected, _run(env, script, begin), "state", message)
+
+
+def _run_to_end(env: VectorEnv, name: str) -> tuple[Assignments, list[StepResult]]:
+    """Chunk after chunk until one in which an episode ended: its next assignments and its results.
+
+    Where no time limit promises an end, there may be none.
+    """
+    limit = env.spec.episode_steps or _MORE_STEPS
+    for chunk in range(limit // _CHUNK + 1):
+        following = _assignments(env, name, "next", chunk)
+        results = _advance(env, _actions(env.spec, (env.num_envs, _CHUNK), name, chunk), following)
+        for result in results:
+            _check_end(env, result)
+        if any(result.ended.any() for result in results):
+            return following, results
+    _require(not env.spec.episode_steps, "time_limit", f"no episode ended within spec.episode_steps={limit} steps.")
+    logger.warning("%s: no episode ended in %d steps; rules about ends were not checked.", env.spec.id, limit)
+    return following, results
+
+
+def _check_end(env: VectorEnv, result: StepResult) -> None:
+    """The step that ends an episode is its last valid one."""
+    rule = "episode_end"
+    last = (result.valid.sum(1) - 1).clamp(min=0)[:, None]
+    flagged = (result.terminated | result.truncated).gather(1, last)[:, 0]
+    _require(
+        bool(flagged[result.ended].all()), rule, "an episode ended without a terminated or truncated last valid step."
+    )
+    ended = result.ended
+    partial = ~result.valid.all(1) & result.valid.any(1)
+    _require(not (partial & ~ended).any(), rule, "a chunk stopped counting although no episode ended.")
+
+
+def _check_same_step(env: VectorEnv) -> None:
+    rule = "auto_reset_same_step"
+    env.reset(_assignments(env, "same_step"))
+    following, results = _run_to_end(env, "same_step")
+    ended = torch.cat([result.ended for result in results])
+    shown = [result.observation for result in results]
+    continued = _advance(env, _actions(env.spec, (env.num_envs, 1), "continue"), following)
+    for slot, result in enumerate(continued):
+        rows = ended[env.rows(slot)]
+        lengths = result.episodes.length[rows]
+        _require(bool((lengths == 1).all()), rule, "a new episode's first step is not its step 1.")
+        table, wanted = result.episodes.assignments.stack()[rows], following[env.rows(slot)].stack()[rows]
+        _require(torch.equal(table, wanted), rule, "a new episode does not run its next_assignments.")
+    if not env.spec.exact_reset:
+        return
+    fresh = env.reset(following)
+    for slot, observation in enumerate(shown):
+        rows = ended[env.rows(slot)]
+        new = fresh.select(env.rows(slot)).select(rows)
+        _require_equal(
+            observation.select(rows), new, rule, "after an end the observation is not the new episode's first"
+        )
+
+
+def _check_disabled(env: VectorEnv) -> None:
+    rule = "auto_reset_disabled"
+    script = _assignments(env, "disabled")
+    env.reset(script)
+    following, results = _run_to_end(env, "disabled")
+    for result in results:
+        if result.final_observation is not None:
+            shown = result.observation.select(result.final_rows)
+            _require_equal(shown, result.final_observation, rule, "a finished environment does not show its end")
+    finished = torch.cat([result.ended for result in results])
+    later = _advance(env, _actions(env.spec, (env.num_envs, 2), "after the end"), following)
+    for slot, (old, new) in enumerate(zip(results, later, strict=True)):
+        rows = finished[env.rows(slot)]
+        _require(not new.valid[rows].any(), rule, "a finished environment's steps are valid.")
+        _require(not new.ended[rows].any(), rule, "a finished episode ended once more.")
+        _require_equal(old.observation.select(rows), new.observation.select(rows), rule,
+                       "a finished environment's observation changed")  # fmt: skip
+        _require_equal(
+            old.episodes.length[rows], new.episodes.length[rows], rule, "a finished episode's length changed"
+        )
+    env.reset(script, finished)
+    again = _advance(env, _actions(env.spec, (env.num_envs, 1), "again"), following)
+    valid = torch.cat([result.valid[:, 0] for result in again])
+    _require(bool(valid[finished].all()), rule, "a reset environment's steps are not valid.")
+
+
+def _check_instances(env: VectorEnv, other: VectorEnv) -> None:
+    """Two environments of the same configuration do the same, and one continues the other's saved state."""
+    script = _script(env, "instances")
+    results = []
+    for instance in (env, other):
+        first = instance.reset(script.assignments)
+        results.append([first, *_run(instance, script)])
+    if env.spec.exact_reset:
+        _require_equal(results[0], results[1], "determinism", "two environments of one configuration differ")
+        half = _CHUNKS // 2
+        env.reset(script.assignments)
+        for chunk in range(half):
+            latest = _advance(env, script.actions[chunk], script.following[chunk])
+        saved = env.state_dict()
+        shown = [result.observation for result in latest]
+        _compare_loaded(other, saved, script, half, shown, _run(env, script, half))

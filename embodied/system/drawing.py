@@ -48,7 +48,7 @@ def draw(simulator: Simulator, device: str, out: Path, deadline: float) -> Findi
         return Finding(name, State.FAILED, f"no picture within {deadline:g} s", mend)
     if result.returncode == 0:
         return Finding(name, State.RIGHT, str(picture))
-    lines = [line for line in result.stderr.strip().splitlines() if line.strip()]
+    lines = [line for text in (result.stderr, result.stdout) for line in text.splitlines() if line.strip()]
     reason = lines[-1] if lines else "without a word"
     if result.returncode < 0:
         reason = f"killed by {signal.Signals(-result.returncode).name}; last words: {reason}"

@@ -11,12 +11,13 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
 
-from embodied.errors import EXIT_DONE, EmbodiedError, SimulatorError
+from embodied.errors import EXIT_DONE, EXIT_FAILED, EmbodiedError
 from envs.rendering import cuda_devices_hidden, prepare_mujoco, prepare_vulkan, silence_exit
 
 SIZE = 256  # pixels, square
@@ -74,7 +75,7 @@ DRAW = {Simulator.MANISKILL: draw_maniskill, Simulator.LIBERO: draw_libero}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw and save; the reason of a failure is the last line of standard error."""
+    """Draw and save; the reason of a failure is the last line of standard output (libraries fill standard error)."""
     parser = argparse.ArgumentParser(prog="python -m embodied.system.frames", description="Draw one frame.")
     parser.add_argument("simulator", type=Simulator, choices=list(Simulator))
     parser.add_argument("picture", type=Path)
@@ -82,14 +83,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         frame = DRAW[options.simulator](options.device)
-        spread = float(frame.std())
-        if spread < LEAST_SPREAD:
-            raise SimulatorError(
-                f"the picture is blank: its grey levels spread by {spread:.1f}, less than {LEAST_SPREAD}"
-            )
     except EmbodiedError as error:
-        print(error, file=sys.stderr)
+        print(error)
         return error.exit_code
+    except Exception as error:  # whatever a simulator raises is what this program is there to report
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}".replace("\n", " "))
+        return EXIT_FAILED
+    spread = float(frame.std())
+    if spread < LEAST_SPREAD:
+        print(f"the picture is blank: its grey levels spread by {spread:.1f}, at least {LEAST_SPREAD} are expected")
+        return EXIT_FAILED
     from PIL import Image
 
     options.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -105,9 +105,9 @@ def install_command(packages: Sequence[str]) -> str:
     plain = [p for p in packages if p not in newer]
     steps = []
     if newer:
-        mirror, _ = _mirror(system)
+        address, _ = mirror(system)
         steps.append(
-            f"echo 'deb {mirror} {system.backports} main' | sudo tee /etc/apt/sources.list.d/embodied-backports.list"
+            f"echo 'deb {address} {system.backports} main' | sudo tee /etc/apt/sources.list.d/embodied-backports.list"
         )
     steps.append("sudo apt-get update")
     if plain:
@@ -128,25 +128,30 @@ def _add_backports(system: Distribution, report: Report) -> bool:
 
 
 def _backports_source(system: Distribution) -> str:
-    mirror, keyring = _mirror(system)
+    address, keyring = mirror(system)
     signed = f"Signed-By: {keyring}\n" if keyring else ""
-    return f"Types: deb\nURIs: {mirror}\nSuites: {system.backports}\nComponents: main\n{signed}"
+    return f"Types: deb\nURIs: {address}\nSuites: {system.backports}\nComponents: main\n{signed}"
 
 
-def _mirror(system: Distribution) -> tuple[str, str]:
-    """The mirror, and the keyring if stated, of the source that serves this release: backports lie beside it."""
-    for path in sorted(Path("/etc/apt/sources.list.d").glob("*.sources")):
+def mirror(system: Distribution, etc: Path = Path("/etc/apt")) -> tuple[str, str]:
+    """The mirror, and the keyring if stated, of the source that serves this release: backports lie beside it.
+
+    Raises:
+        SimulatorError: no source of this release in `etc`.
+    """
+    parts = etc / "sources.list.d"
+    for path in sorted(parts.glob("*.sources")):
         for stanza in path.read_text(errors="replace").split("\n\n"):
             fields = dict(re.findall(r"^(URIs|Suites|Signed-By):\s*(.+)$", stanza, re.MULTILINE))
             if system.codename in fields.get("Suites", "").split():
                 return fields["URIs"].split()[0], fields.get("Signed-By", "").strip()
-    for path in (Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*.list"))):
+    for path in (etc / "sources.list", *sorted(parts.glob("*.list"))):
         for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
             match = re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)\s", line + " ")
             if match and match[2] == system.codename:
                 return match[1], ""
     raise SimulatorError(
-        f"Expected a source of {system.codename} in /etc/apt/sources.list or /etc/apt/sources.list.d, to take its "
+        f"Expected a source of {system.codename} in {etc}/sources.list or {parts}, to take its "
         f"{system.backports} from the same mirror, but found none."
     )
 

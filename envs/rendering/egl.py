@@ -207,11 +207,12 @@ def _physical_index(cuda_index: int, visible: str | None) -> int:
     raise SimulatorError(f"nvidia-smi knows no card {entry!r}, which CUDA_VISIBLE_DEVICES={visible!r} names")
 
 
-# Classes whose destructors talk to EGL, by the module that holds them, and the method that does.
+# Classes whose destructors talk to EGL: the module that holds them, the method that does, and the attribute that only
+# a completely built object has.
 _NOISY = (
-    ("mujoco.egl", "GLContext", "free"),
-    ("robosuite.renderers.context.egl_context", "EGLGLContext", "free"),
-    ("robosuite.utils.binding_utils", "MjRenderContext", "__del__"),
+    ("mujoco.egl", "GLContext", "free", "_context"),
+    ("robosuite.renderers.context.egl_context", "EGLGLContext", "free", "_context"),
+    ("robosuite.utils.binding_utils", "MjRenderContext", "__del__", "con"),
 )
 _exit_begun = threading.Event()
 _silenced: set[type] = set()
@@ -221,22 +222,23 @@ def silence_exit() -> None:
     """Keep MuJoCo's and robosuite's rendering contexts from freeing themselves after EGL was shut down at exit.
 
     Both libraries end EGL in an exit handler; contexts that are still alive then fail in their destructors and print
-    stack traces that hide whatever really happened. Once the exit handlers run, freeing is left to the operating
-    system; before that nothing changes. Call it after the simulators were imported; calling again is harmless.
+    stack traces that hide whatever really happened; so do contexts that could not be built in the first place. Once
+    the exit handlers run, freeing is left to the operating system; before that nothing changes for whole objects.
+    Call it after the simulators were imported; calling again is harmless.
     """
     if not _silenced:
         atexit.register(_exit_begun.set)
-    for module_name, class_name, method in _NOISY:
+    for module_name, class_name, method, built in _NOISY:
         owner = getattr(sys.modules.get(module_name), class_name, None)
         if owner is not None and owner not in _silenced:
-            setattr(owner, method, _until_exit(getattr(owner, method)))
+            setattr(owner, method, _until_exit(getattr(owner, method), built))
             _silenced.add(owner)
 
 
-def _until_exit(method: Callable[[object], None]) -> Callable[[object], None]:
+def _until_exit(method: Callable[[object], None], built: str) -> Callable[[object], None]:
     @functools.wraps(method)
     def guarded(self: object) -> None:
-        if not _exit_begun.is_set():
+        if hasattr(self, built) and not _exit_begun.is_set():
             method(self)
 
     return guarded

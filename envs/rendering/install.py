@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -137,9 +136,7 @@ def unpack_into_cache(packages: Sequence[str], report: apt.Report) -> Path:
         apt.unpack(packages, root, report)
         ordered = libraries.order_in_child(root)
         (root / "load-order.txt").write_text("".join(f"{path.relative_to(root)}\n" for path in ordered))
-        _write_manifest(
-            root, f"usr/share/vulkan/icd.d/lvp_icd*{platform.machine()}*.json", staging / "lvp_icd.json", cache
-        )
+        _write_manifest(root, "usr/share/vulkan/icd.d/lvp_icd*.json", staging / "lvp_icd.json", cache)
         _write_manifest(root, "usr/share/glvnd/egl_vendor.d/*mesa*.json", staging / "egl_vendor.json", cache)
         shutil.rmtree(cache, ignore_errors=True)
         staging.rename(cache)

@@ -92,7 +92,7 @@ class Samples(TensorClass):
 
     inputs TensorDict [N]; tokens, logprobs [N, C, D]; valid bool [N, C]: the actions that count in the loss.
     advantages [N, C] (reward level action) or [N] (chunk). returns, state_values [N, V].
-    trajectory int64 [N]: which trajectory a decision belongs to.
+    trajectory int64 [N]: which episode a decision belongs to.
     """
 
     inputs: TensorDict
@@ -170,7 +170,6 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
     statistics["rollout/advantage_size"] = Mean.of(advantages.abs(), steps_valid)
     if options.normalize_advantages and options.advantage == "gae":
         advantages = algorithms.whiten(advantages, steps_valid)
-    trajectories = torch.arange(envs).expand(decisions, envs)
     samples = Samples(
         inputs=trajectory.inputs,
         tokens=trajectory.tokens,
@@ -179,10 +178,17 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
         advantages=_unsteps(advantages, level, chunk),
         returns=returns,
         state_values=trajectory.state_values[:-1],
-        trajectory=trajectories.clone(),
+        trajectory=_episode_numbers(trajectory),
         batch_size=[decisions, envs],
     ).flatten(0, 1)
     return samples[samples.valid.any(-1)], statistics
+
+
+def _episode_numbers(trajectory: Trajectory) -> torch.Tensor:
+    """int64 [T, B]: a number of its own for every episode, or part of one, of the rollout."""
+    decisions, envs = trajectory.rewards.shape[:2]
+    ended = ((trajectory.terminated | trajectory.truncated) & trajectory.valid).any(-1).long()
+    return torch.arange(envs) * (decisions + 1) + ended.cumsum(0) - ended
 
 
 def _group_advantages(

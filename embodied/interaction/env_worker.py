@@ -18,6 +18,7 @@ from embodied.interaction.assignments import TrainingAssignments
 from embodied.interaction.messages import Decision, Question, Rollout
 from embodied.interaction.trajectory import Trajectory, TrajectoryBuilder
 from embodied.scheduler import Input, Output, Worker, WorkerContext
+from embodied.scheduler.routing import balanced_range
 from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import WAIT
 from envs import registry
@@ -29,7 +30,8 @@ _NAP_SECONDS = 5e-5
 
 @dataclasses.dataclass(frozen=True)
 class EnvWorkerOptions:
-    """env: the environments of all workers of the stage together. group_size: environments of one GRPO group.
+    """env: the environments of all workers of the stage together; each worker has a balanced, contiguous part of them,
+    in whole groups for every slot. group_size: environments of one GRPO group.
     fresh: every rollout starts with new episodes instead of going on with those under way."""
 
     env: EnvConfig
@@ -66,10 +68,13 @@ class EnvWorker(Worker):
 
     async def setup(self, announced: Mapping[str, Any]) -> EnvSpec:
         """Start the simulators and announce what they are."""
+        env, rank, world = self.options.env, self.context.rank, self.context.world
+        unit = env.slots * self.options.group_size
+        own = balanced_range(rank, world, env.num_envs // unit)
         with self.timed("start simulators"):
-            self.env: VectorEnv = registry.make(self.options.env)
+            self.env: VectorEnv = registry.make(dataclasses.replace(env, num_envs=len(own) * unit))
         self.assignments = TrainingAssignments(self.context.seed, self.env.spec, self.options.group_size)
-        self._indices = np.arange(self.env.num_envs)
+        self._indices = own.start * unit + np.arange(self.env.num_envs)  # among the environments of all workers
         self._rounds = np.full(self.env.num_envs, -1, dtype=np.int64)
         return self.env.spec
 
@@ -91,7 +96,8 @@ class EnvWorker(Worker):
         )
         self._observation = _join(ends)
         await self.questions.end()
-        await self.trajectories.put(builder.finish())
+        await self.trajectories.put(builder.finish(), key=self.context.rank)
+        await self.trajectories.end()
         return self._episodes
 
     async def _collect_slot(
@@ -124,12 +130,14 @@ class EnvWorker(Worker):
         return observation.clone()
 
     async def evaluate(self, assignments: Assignments) -> list[FinishedEpisode]:
-        """Play each of `assignments` exactly once and return the episodes in that order.
+        """Play this worker's part of `assignments` exactly once and return the episodes in that order.
 
         Environments take the next assignment as they become free. Noise belongs to the assignment, not to the
         environment, so the answer does not depend on how many environments there are. Episodes under way for training
         are abandoned.
         """
+        part = balanced_range(self.context.rank, self.context.world, len(assignments))
+        assignments = assignments[slice(part.start, part.stop)]
         total = len(assignments)
         playing = np.full(self.env.num_envs, -1)  # index into assignments; -1: has none left
         playing[: min(total, self.env.num_envs)] = np.arange(min(total, self.env.num_envs))
@@ -140,7 +148,9 @@ class EnvWorker(Worker):
         self._observation = None
         while len(done) < total:
             results = await together(
-                self._evaluate_slot(slot, observation.select(self.env.rows(slot)), playing, decided)
+                self._evaluate_slot(
+                    slot, observation.select(self.env.rows(slot)), part.start + np.maximum(playing, 0), decided
+                )
                 for slot in range(self.env.slots)
             )
             decided += 1
@@ -166,12 +176,11 @@ class EnvWorker(Worker):
         return [done[index] for index in range(total)]
 
     async def _evaluate_slot(
-        self, slot: int, observation: Observation, playing: np.ndarray, decided: np.ndarray
+        self, slot: int, observation: Observation, streams: np.ndarray, decided: np.ndarray
     ) -> StepResult:
         rows = self.env.rows(slot)
         key = (self.context.rank, slot)
-        # rows without an assignment draw from a stream nobody reads
-        await self.questions.put(Question(observation, np.maximum(playing[rows], 0), decided[rows]), key)
+        await self.questions.put(Question(observation, streams[rows], decided[rows]), key)
         decision: Decision = await self.decisions.get(key)
         assert decision.output is not None
         return await self._act(slot, decision.output.actions)

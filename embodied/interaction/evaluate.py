@@ -19,7 +19,7 @@ from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.recipe import EvaluationConfig
 from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.metrics import wilson_interval
-from embodied.scheduler import ACCELERATOR, CPU, Flow
+from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import single_device_plan
 from envs.api import EnvConfig, EnvSpec
@@ -63,21 +63,19 @@ def evaluate_policy(
     policy_options = PolicyWorkerOptions(policy)
     policy_stage = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)
     flow.edge(env_stage.questions, policy_stage.questions)
-    flow.edge(policy_stage.decisions, env_stage.decisions)
+    flow.edge(policy_stage.decisions, env_stage.decisions, route=Route.OWNER)
     plan = single_device_plan(flow, device, env.slots)
 
     async def main() -> tuple[EvaluationResult, EnvSpec]:
         async with InlineLauncher(flow, plan, seed=seed, deadline=deadline) as system:
-            worker = system.group("env").workers[0]
-            assert isinstance(worker, EnvWorker)
-            spec = worker.env.spec
+            spec = system.announced["env"]
             assignments = evaluation_assignments(options.seed, options.episodes, spec)
             rollout = Rollout(0, 0, "evaluate", options.sampling)
             episodes, _ = await system.together(
                 system.group("env").call("evaluate", assignments),
                 system.group("policy").call("act_evaluation", rollout),
             )
-            return EvaluationResult(tuple(episodes[0])), spec
+            return EvaluationResult(tuple(episode for part in episodes for episode in part)), spec
 
     return asyncio.run(main())
 

@@ -8,7 +8,7 @@ from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
 from embodied.interaction.learner_worker import LearnerWorker, LearnerWorkerOptions
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.recipe import Recipe
-from embodied.scheduler import ACCELERATOR, CPU, Flow
+from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 
 
 def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
@@ -22,7 +22,7 @@ def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
     policy = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)
     learner = flow.stage("learner", LearnerWorker, learner_options, scales_with="samples", needs=ACCELERATOR)
     flow.edge(env.questions, policy.questions)
-    flow.edge(policy.decisions, env.decisions)
-    flow.edge(env.trajectories, learner.trajectories)
+    flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
+    flow.edge(env.trajectories, learner.trajectories, route=Route.SPLIT)
     flow.weights(learner, policy)
     return flow

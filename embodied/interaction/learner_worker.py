@@ -14,13 +14,17 @@ from embodied.algorithms import Level, alarms, statistics
 from embodied.algorithms.statistics import Statistic
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples, step_tensors
-from embodied.interaction.trajectory import Trajectory
+from embodied.interaction.trajectory import Trajectory, join
 from embodied.learner.learner import Learner, LearnerConfig
 from embodied.random import derive_seed, generator
 from embodied.runs.state_file import write_state
 from embodied.scheduler import Input, Worker, WorkerContext
 from policies import registry
-from policies.api import PolicyConfig
+from policies.api import Evaluation, PolicyConfig
+
+# of the log-probability of one token or action dimension, between the acting and the learning forward pass
+_RATIO_TOLERANCE = 1e-3
+_LOW_PRECISION_GAP = {"mean_tolerance": 0.02, "max_tolerance": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +55,14 @@ class LearnerWorker(Worker):
         super().__init__(context, options)
         self.options: LearnerWorkerOptions = options
         self.version = 0
+        self._warnings: list[str] = []
 
     async def setup(self, announced: Mapping[str, Any]) -> None:
         """Build the policy with the run's seed, and its optimiser."""
         with self.timed("build learner"):
             seed = derive_seed(self.context.seed, "policy")
-            self.policy = registry.build(self.options.policy, registry.interface_of(announced["env"]), seed=seed)
+            self.interface = registry.interface_of(announced["env"])
+            self.policy = registry.build(self.options.policy, self.interface, seed=seed)
             self.policy.to(self.context.device)
             self.learner = Learner(self.policy.parameter_groups(), self.options.learner, self.context.device)
 
@@ -66,8 +72,9 @@ class LearnerWorker(Worker):
 
     async def learn(self, iteration: int) -> Update:
         """Read this iteration's trajectory and improve the policy with it."""
-        trajectory: Trajectory = await self.trajectories.get()
-        warnings = [_constant_reward(trajectory, self.options.algorithm.needs_groups)]
+        parts = sorted([part async for part in self.trajectories], key=lambda part: part[0])
+        trajectory = join([item for _, item in parts])
+        warnings = [_constant_reward(trajectory, self.options.algorithm.needs_groups), self._saturation(trajectory)]
         with self.timed("advantages"):
             samples, record = make_samples(trajectory, self.options.algorithm)
         if len(samples) == 0:
@@ -81,6 +88,8 @@ class LearnerWorker(Worker):
             record = statistics.merge(record, self._epochs(samples.to(self.context.device), iteration))
         self.version += 1
         metrics = statistics.report(statistics.all_reduce(record))
+        warnings += self._warnings
+        self._warnings = []
         return Update(metrics, tuple(w for w in warnings if w), self.version)
 
     def _epochs(self, samples: Samples, iteration: int) -> dict[str, Statistic]:
@@ -121,10 +130,11 @@ class LearnerWorker(Worker):
         def loss_of(piece: tuple[Samples, torch.Tensor]) -> tuple[torch.Tensor, dict[str, Statistic]]:
             part, part_rows = piece
             evaluation = self.policy.evaluate(part.inputs, part.tokens, sampling)
-            if first:
-                mask = part.valid.unsqueeze(-1).expand_as(part.logprobs)
-                alarms.require_ratio_one(evaluation.logprobs, part.logprobs, mask)
-            return loss(part, part_rows, evaluation, denominators)
+            gap = self._check_ratio(evaluation, part) if first else {}
+            share, step_record = loss(part, part_rows, evaluation, denominators)
+            ingredients = {"logprobs": evaluation.logprobs, "advantages": part.advantages, "returns": part.returns}
+            alarms.require_finite_loss(share, **ingredients)
+            return share, step_record | gap
 
         def accept(step_record: dict[str, Statistic]) -> bool:
             limit = options.learner.target_kl
@@ -136,6 +146,28 @@ class LearnerWorker(Worker):
             path = options.alarms / f"batch_version_{self.version}"
             write_state(path, batch.to_tensordict().to_dict())
             raise CorrectnessAlarm(f"{alarm} The batch is saved as {path}.safetensors.") from alarm
+
+    def _check_ratio(self, evaluation: Evaluation, part: Samples) -> dict[str, Statistic]:
+        """Before the first step of an iteration, acting and learning must agree about what was drawn."""
+        mask = part.valid.unsqueeze(-1).expand_as(part.logprobs)
+        logprobs = evaluation.logprobs.float()
+        if self.options.learner.precision == "float32":
+            alarms.require_ratio_one(logprobs, part.logprobs, mask, tolerance=_RATIO_TOLERANCE)
+        else:
+            warning = alarms.warn_logprob_gap(logprobs, part.logprobs, mask, **_LOW_PRECISION_GAP)
+            self._warnings += [warning] if warning else []
+        gap = (logprobs - part.logprobs).detach().abs()
+        return {
+            "policy/logprob_gap": statistics.Mean.of(gap, mask),
+            "policy/logprob_gap_max": statistics.Maximum.of(gap, mask),
+        }
+
+    def _saturation(self, trajectory: Trajectory) -> str | None:
+        interface = self.interface
+        if interface.action_kind != "continuous":
+            return None
+        low, high = torch.tensor(interface.action_low), torch.tensor(interface.action_high)
+        return alarms.warn_actions_at_bounds(trajectory.actions, low, high, trajectory.valid)
 
     def _micro_batches(self, batch: Samples, rows: torch.Tensor) -> Iterator[tuple[Samples, torch.Tensor]]:
         size = self.options.learner.micro_batch or len(batch)

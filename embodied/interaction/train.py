@@ -19,10 +19,10 @@ import yaml
 from embodied import __version__
 from embodied.errors import CheckpointError, EmbodiedError, SimulatorError
 from embodied.interaction.assignments import evaluation_assignments
-from embodied.interaction.env_worker import EnvWorker, FinishedEpisode
+from embodied.interaction.env_worker import FinishedEpisode
 from embodied.interaction.evaluation import EvaluationResult, episode_metrics
 from embodied.interaction.flow import embodied_flow
-from embodied.interaction.learner_worker import LearnerWorker, Update
+from embodied.interaction.learner_worker import Update
 from embodied.interaction.messages import Rollout
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.recording import Recording, film, recording_env
@@ -32,6 +32,7 @@ from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import MetricsLog, read_metrics
 from embodied.runs.progress import RunProgress, spoken_time
 from embodied.scheduler.inline import InlineLauncher
+from embodied.scheduler.launcher import Launcher
 from embodied.scheduler.plan import Plan, single_device_plan
 from embodied.scheduler.trace import BUSY
 from envs.api import EnvSpec
@@ -67,8 +68,9 @@ class Outcome:
 class TrainingRun:
     """One run under a launcher."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, system: InlineLauncher, screen: RunProgress) -> None:
+    def __init__(self, recipe: Recipe, folder: RunFolder, system: Launcher, screen: RunProgress) -> None:
         self.recipe, self.folder, self.system, self.screen = recipe, folder, system, screen
+        self.spec: EnvSpec = system.announced["env"]
         self.env = system.group("env")
         self.policy = system.group("policy")
         self.learner = system.group("learner")
@@ -76,13 +78,6 @@ class TrainingRun:
         self.progress = Progress()
         self._clock = time.monotonic()
         self._warned: dict[str, int] = {}
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment's."""
-        worker = self.env.workers[0]
-        assert isinstance(worker, EnvWorker)
-        return worker.env.spec
 
     async def collect(self) -> list[FinishedEpisode]:
         """Let the policy act for one rollout."""
@@ -105,26 +100,29 @@ class TrainingRun:
         episodes, _ = await self.system.together(
             self.env.call("evaluate", assignments), self.policy.call("act_evaluation", rollout)
         )
-        return EvaluationResult(tuple(episodes[0]))
+        return EvaluationResult(tuple(episode for part in episodes for episode in part))
 
-    def save(self) -> Checkpoint:
+    async def save(self) -> Checkpoint:
         """Write a checkpoint of everything."""
         self._tick()
-        state = {
-            "progress": dataclasses.asdict(self.progress),
-            "workers": {name: [w.state_dict() for w in group.workers] for name, group in self.system.groups.items()},
-        }
-        learner = self.learner.workers[0]
-        assert isinstance(learner, LearnerWorker)
-        return self.store.save(self.progress.iteration, state, learner.export)
+        workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
+        state = {"progress": dataclasses.asdict(self.progress), "workers": workers}
+        with self.store.writing(self.progress.iteration, state) as folder:
+            await self.learner.call_one(0, "export", folder / "policy")
+        return Checkpoint(self.store.path(self.progress.iteration), self.progress.iteration)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    async def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
         state = checkpoint.state()
         self.progress = Progress(**state["progress"])
         for name, parts in state["workers"].items():
-            for worker, part in zip(self.system.group(name).workers, parts, strict=True):
-                worker.load_state_dict(part)
+            group = self.system.group(name)
+            if len(parts) != group.size:
+                raise CheckpointError(
+                    f"the checkpoint was written by {len(parts)} {name} worker(s), the plan has {group.size}; "
+                    "resume with the run's own plan"
+                )
+            await group.scatter("load_state_dict", parts)
 
     def note_evaluation(self, result: EvaluationResult) -> None:
         """Remember the best, the last, and how often in a row the goal was met."""
@@ -189,7 +187,7 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         run.note_evaluation(result)
         metrics_log.write(0, 0, run.seconds(), result.metrics())
     while (end := run.over()) is None:
-        run.system.trace.take_totals()
+        await run.system.take_times()
         began = time.perf_counter()
         episodes = await run.collect()
         collected = time.perf_counter()
@@ -200,7 +198,7 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         run.warn(update.warnings)
         metrics = episode_metrics(episodes) | update.metrics
         metrics |= {"time/rollout_s": collected - began, "time/learn_s": learnt - collected}
-        metrics |= _stage_times(run.system)
+        metrics |= _stage_times(await run.system.take_times())
         due = recipe.evaluation.every and progress.iteration % recipe.evaluation.every == 0
         if due or (run.over() is not None and recipe.goal.at_least is None):
             result = await run.evaluate()
@@ -210,16 +208,16 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         run.screen.update(progress.env_steps, _status(metrics, run.spec.has_success))
         if progress.iteration % recipe.checkpoint.every == 0:
             try:
-                run.save()
+                await run.save()
             except CheckpointError as error:
                 run.screen.say(f"  warning: {error} Training goes on.")
     return end
 
 
-def _stage_times(system: InlineLauncher) -> dict[str, float]:
+def _stage_times(spent: dict[tuple[str, str, str], float]) -> dict[str, float]:
     """Busy seconds per stage and operation of the iteration that has just passed."""
     times: dict[str, float] = {}
-    for (worker, name, category), seconds in system.trace.take_totals().items():
+    for (worker, name, category), seconds in spent.items():
         if category == BUSY:
             key = f"time/{worker.split('[')[0]}_{name.replace(' ', '_')}_s"
             times[key] = times.get(key, 0.0) + seconds
@@ -262,7 +260,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
                 run = TrainingRun(recipe, folder, system, screen)
                 checkpoint = run.store.latest() if resume else None
                 if checkpoint is not None:
-                    run.restore(checkpoint)
+                    await run.restore(checkpoint)
                     screen.say(f"resumed after iteration {checkpoint.step} ({run.progress.env_steps:,} steps)")
                 state = run.progress
                 after = None if not resume else run.progress.iteration
@@ -270,11 +268,11 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
                 metrics_log = MetricsLog(folder.metrics, tensorboard, after=after)
                 try:
                     end = await _loop(run, metrics_log, resumed=checkpoint is not None)
-                    result["checkpoint"] = str(run.save().folder)
+                    result["checkpoint"] = str((await run.save()).folder)
                 finally:
                     state = run.progress
                     metrics_log.close()
-                    system.trace.write(folder.trace)
+                    await system.write_trace(folder.trace)
             return end
 
     def conclude(status: str, reason: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorClass, TensorDict
 
 from embodied.interaction.messages import Decision
+from embodied.scheduler.routing import balanced_range
 from envs.api import StepResult
 
 
@@ -16,6 +17,7 @@ class Trajectory(TensorClass):
     """What B environments and the policy did over T decisions.
 
     inputs: TensorDict [T, B], what the policy prepared from each observation.
+    actions float32 [T, B, C, A]: what the environment was told to do.
     tokens, logprobs [T, B, C, D]: what was drawn and its log-probability when it was drawn.
     rewards float32, terminated, truncated, valid bool [T, B, C]: as in StepResult.
     state_values float32 [T+1, B, V]: of the observations decided on and of the one after the last decision.
@@ -27,6 +29,7 @@ class Trajectory(TensorClass):
     """
 
     inputs: TensorDict
+    actions: torch.Tensor
     tokens: torch.Tensor
     logprobs: torch.Tensor
     rewards: torch.Tensor
@@ -38,6 +41,25 @@ class Trajectory(TensorClass):
     group_ids: torch.Tensor
     assignments: torch.Tensor
     versions: torch.Tensor
+
+    def part(self, index: int, count: int) -> Trajectory:
+        """The `index`-th of `count` balanced, contiguous parts of the environments; groups stay whole."""
+        groups = self.group_ids[0]
+        starts = [0, *((groups[1:] != groups[:-1]).nonzero().flatten() + 1).tolist(), len(groups)]
+        chosen = balanced_range(index, count, len(starts) - 1)
+        rows = slice(starts[chosen.start], starts[chosen.stop])
+        return Trajectory(**{name: getattr(self, name)[:, rows] for name in TRAJECTORY_FIELDS}, batch_size=[])
+
+
+TRAJECTORY_FIELDS = tuple(Trajectory.__annotations__)
+
+
+def join(parts: list[Trajectory]) -> Trajectory:
+    """The trajectory of all parts' environments, in the order of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in TRAJECTORY_FIELDS}
+    return Trajectory(**joined, batch_size=[])
 
 
 class TrajectoryBuilder:
@@ -63,6 +85,7 @@ class TrajectoryBuilder:
         }
         return Trajectory(
             inputs=TensorDict(inputs, batch_size=[steps, envs]),
+            actions=torch.zeros(steps, envs, *decision.output.actions.shape[1:]),
             tokens=torch.zeros(steps, envs, *tokens.shape[1:], dtype=tokens.dtype),
             logprobs=torch.zeros(steps, envs, *decision.output.logprobs.shape[1:]),
             rewards=torch.zeros(steps, envs, chunk),
@@ -83,6 +106,7 @@ class TrajectoryBuilder:
         assert decision.output is not None
         for key, value in decision.inputs.items(include_nested=True, leaves_only=True):
             record.inputs.get(key)[t, rows] = value
+        record.actions[t, rows] = decision.output.actions
         record.tokens[t, rows] = decision.output.tokens
         record.logprobs[t, rows] = decision.output.logprobs
         record.rewards[t, rows] = result.reward

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from embodied.algorithms import alarms
 from embodied.algorithms.statistics import Mean, Statistic, merge
 from embodied.config import config
 from embodied.errors import CorrectnessAlarm
@@ -22,7 +23,8 @@ Batch = TypeVar("Batch")
 
 @config
 class LearnerConfig:
-    """lr: of the actor (Adam with decoupled weight_decay, betas and eps as usual). value_lr: of the critic's own parameters; None means lr.
+    """lr: of the actor (Adam with decoupled weight_decay, betas and eps as usual).
+    value_lr: of the critic's own parameters; None means lr.
     grad_clip: largest global gradient norm; None does not clip.
     epochs: passes over a rollout. global_batch: decisions per optimiser step; None takes the whole rollout.
     micro_batch: decisions per forward and backward pass; None takes the global batch.
@@ -95,8 +97,7 @@ class Learner:
                 torch.device(self.device).type, torch.bfloat16, enabled=self.options.precision == "bfloat16"
             ):
                 loss, statistics = loss_of(batch)
-            if not bool(torch.isfinite(loss)):
-                raise CorrectnessAlarm(f"the loss is {loss.item()}; no step was taken with it")
+            alarms.require_finite_loss(loss)
             loss.backward()
             parts.append(statistics)
         moving = [p for role, params in self.groups.items() if role not in frozen for p in params if p.grad is not None]
@@ -106,7 +107,9 @@ class Learner:
         limit = self.options.grad_clip or float("inf")
         norm = nn.utils.clip_grad_norm_(moving, limit, foreach=True) if moving else torch.zeros(())
         if not bool(torch.isfinite(norm)):
-            raise CorrectnessAlarm(f"the gradient norm is {norm.item()}; no step was taken with it")
+            named = [(f"{role}[{i}]", p) for role, params in self.groups.items() for i, p in enumerate(params)]
+            alarms.require_finite_gradients(named)
+            raise CorrectnessAlarm(f"The norm of finite gradients is {norm.item()}: it overflowed. No step was taken.")
         merged = merge(*parts)
         taken = accept(merged)
         if taken:

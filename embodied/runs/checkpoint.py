@@ -6,13 +6,14 @@ renamed to `step_N`; older ones are removed after that. A run killed at any mome
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,24 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
 
-    def save(self, step: int, state: dict[str, Any], export: Callable[[Path], None]) -> Checkpoint:
-        """Write the state after iteration `step`; `export` writes further files (the policy) into the given folder.
+    def path(self, step: int) -> Path:
+        """The folder of the checkpoint after iteration `step`."""
+        return self.folder / f"step_{step}"
 
-        Raises CheckpointError (disk full, not writable, unsupported state); earlier checkpoints stay as they are.
+    @contextlib.contextmanager
+    def writing(self, step: int, state: dict[str, Any]) -> Iterator[Path]:
+        """Write the state after iteration `step`; within the block further files (the policy) go into the folder given.
+
+        The checkpoint is there once the block has ended. Raises CheckpointError (disk full, not writable, unsupported
+        state); earlier checkpoints stay as they are.
         """
-        target = self.folder / f"step_{step}"
+        target = self.path(step)
         partial = self.folder / f"{_PARTIAL}{target.name}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             write_state(partial / _STATE, state)
-            export(partial / "policy")
+            yield partial
             hashes = {str(p.relative_to(partial)): _hash(p) for p in _files(partial)}
             (partial / MANIFEST).write_text(json.dumps({"step": step, "sha256": hashes}, indent=2))
             for path in [*_files(partial), partial / MANIFEST, partial]:
@@ -105,7 +112,6 @@ class CheckpointStore:
             ) from error
         for old in self.all()[: -self.keep]:
             shutil.rmtree(old.folder)
-        return Checkpoint(target, step)
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, oldest first; what a killed run left half-written is not among them."""

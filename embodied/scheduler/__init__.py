@@ -5,6 +5,7 @@ It knows workers, channels, devices and time; it knows nothing of environments, 
 
 from embodied.scheduler.flow import ACCELERATOR, CPU, Edge, Flow, Stage
 from embodied.scheduler.plan import Plan, StagePlan
+from embodied.scheduler.routing import Route
 from embodied.scheduler.worker import Input, Output, Worker, WorkerContext
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Input",
     "Output",
     "Plan",
+    "Route",
     "Stage",
     "StagePlan",
     "Worker",

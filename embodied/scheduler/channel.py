@@ -1,4 +1,4 @@
-"""The channel: a bounded, keyed, first-in-first-out queue between the workers of one process.
+"""The channel: what waits for one consumer, as a bounded, keyed, first-in-first-out queue; and the ways into it.
 
 Items of one key arrive in the order they were put; a reader of one key never sees another's items, and waits only for
 its own. `end` marks the end of a round: iterating a receiver stops once every producer has ended its round. Every wait
@@ -11,9 +11,10 @@ import asyncio
 import collections
 import time
 from collections.abc import AsyncIterator, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 from embodied.errors import ChannelClosed, DeadlineExceeded
+from embodied.scheduler.routing import Route, Router
 from embodied.scheduler.trace import WAIT, Trace
 
 
@@ -152,26 +153,74 @@ class Channel:
             self.trace.add(who, f"wait {what}", WAIT, begin, time.perf_counter())
 
 
-class Sender:
-    """A producer's end of its channels: an output may feed several consumers' stages."""
+class Lane(Protocol):
+    """The way from one producer to one consumer."""
 
-    def __init__(self, channels: list[Channel], producer: str) -> None:
-        self._channels = channels
-        self._producer = producer
-
-    async def put(self, item: Any, key: Hashable = 0) -> None:
-        """Hand `item` on, waiting while a channel is full."""
-        for channel in self._channels:
-            await channel.put(item, key, self._producer)
+    async def put(self, item: Any, key: Hashable) -> None:
+        """Hand `item` on, waiting while there is no room."""
 
     async def end(self) -> None:
         """Say that this round is over for this producer."""
-        for channel in self._channels:
-            await channel.end(self._producer)
+
+
+class InProcessLane:
+    """A lane within one process: items pass by reference."""
+
+    def __init__(self, channel: Channel, producer: str) -> None:
+        self._channel = channel
+        self._producer = producer
+
+    async def put(self, item: Any, key: Hashable) -> None:
+        """Append to the consumer's channel."""
+        await self._channel.put(item, key, self._producer)
+
+    async def end(self) -> None:
+        """End the round on the consumer's channel."""
+        await self._channel.end(self._producer)
+
+
+class Fan:
+    """One producer's lanes to all consumers of one edge, and the rule that chooses among them."""
+
+    def __init__(self, lanes: list[Lane], route: Route, producer: int, producers: int) -> None:
+        self._lanes = lanes
+        self._route = route
+        self._router = Router(route, producer, producers, len(lanes))
+
+    async def put(self, item: Any, key: Hashable) -> None:
+        """To the consumer of `key`; under SPLIT each consumer's part to each."""
+        if self._route is Route.SPLIT and len(self._lanes) > 1:
+            for index, lane in enumerate(self._lanes):
+                await lane.put(item.part(index, len(self._lanes)), key)
+        else:
+            chosen = 0 if self._route is Route.SPLIT else self._router.consumer(key)
+            await self._lanes[chosen].put(item, key)
+
+    async def end(self) -> None:
+        """Every consumer counts every producer's end, whether it got anything or not."""
+        for lane in self._lanes:
+            await lane.end()
+
+
+class Sender:
+    """A producer's end of an output: a fan for each edge that starts there."""
+
+    def __init__(self, fans: list[Fan]) -> None:
+        self._fans = fans
+
+    async def put(self, item: Any, key: Hashable = 0) -> None:
+        """Hand `item` on, waiting while a channel is full."""
+        for fan in self._fans:
+            await fan.put(item, key)
+
+    async def end(self) -> None:
+        """Say that this round is over for this producer."""
+        for fan in self._fans:
+            await fan.end()
 
 
 class Receiver:
-    """A consumer's end of one channel."""
+    """A consumer's end of its channel."""
 
     def __init__(self, channel: Channel, consumer: str) -> None:
         self._channel = channel

@@ -14,6 +14,7 @@ import dataclasses
 from typing import Any
 
 from embodied.errors import ConfigurationError, suggest
+from embodied.scheduler.routing import Route
 from embodied.scheduler.worker import Input, Output, Port, Worker, ports_of
 
 CPU = "cpu"
@@ -53,11 +54,12 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """Items pass from an output to an input. capacity: how many may be under way."""
+    """Items pass from an output to an input. capacity: how many may wait for a consumer. route: which consumer."""
 
     source: StagePort
     target: StagePort
     capacity: int
+    route: Route
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}"
@@ -91,7 +93,7 @@ class Flow:
         self.stages[name] = Stage(name, worker, options, scales_with, needs)
         return self.stages[name]
 
-    def edge(self, source: StagePort, target: StagePort, *, capacity: int = 1024) -> None:
+    def edge(self, source: StagePort, target: StagePort, *, capacity: int = 1024, route: Route = Route.SPREAD) -> None:
         """Join an output to an input of the same type."""
         if not isinstance(source.port, Output) or not isinstance(target.port, Input):
             raise ConfigurationError(f"an edge goes from an Output to an Input; got {source} -> {target}")
@@ -102,7 +104,7 @@ class Flow:
             )
         if any(edge.target == target for edge in self.edges):
             raise ConfigurationError(f"input {target} already has an edge; an input reads one channel")
-        self.edges.append(Edge(source, target, capacity))
+        self.edges.append(Edge(source, target, capacity, route))
 
     def weights(self, source: Stage, target: Stage) -> None:
         """Declare that `target` acts with the weights of `source`."""

@@ -1,127 +1,104 @@
 """The inline launcher: all workers as coroutines of this process, so that a debugger and a profiler see everything.
 
-Items pass by reference, weights are shared tensors. The first failure cancels everyone else and is raised with the
-worker's name.
+Items pass by reference and weights are shared tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
-from embodied.errors import EmbodiedError, WorkerError
-from embodied.scheduler.channel import Channel, Receiver, Sender
+from embodied.scheduler.channel import Channel, Fan, InProcessLane, Receiver, Sender
 from embodied.scheduler.flow import Flow
+from embodied.scheduler.launcher import Launcher, WorkerGroup, run_operation
 from embodied.scheduler.plan import Plan
-from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import Trace
 from embodied.scheduler.worker import Worker, WorkerContext
 
 
-class WorkerGroup:
-    """The workers of one stage; an operation called on the group runs on all of them at once."""
+class InlineGroup(WorkerGroup):
+    """Workers of this process."""
 
     def __init__(self, stage: str, workers: list[Worker]) -> None:
         self.stage = stage
+        self.size = len(workers)
         self.workers = workers
 
-    async def call(self, operation: str, *arguments: Any) -> list[Any]:
-        """Run `operation(*arguments)` on every worker; results in rank order."""
-        return await together([_named(w, operation, getattr(w, operation)(*arguments)) for w in self.workers])
+    async def call_one(self, rank: int, operation: str, *arguments: Any) -> Any:
+        """Run an operation on one worker."""
+        return await run_operation(self.workers[rank], operation, arguments)
 
 
-class InlineLauncher:
-    """Carries out a plan in this process: `async with InlineLauncher(flow, plan, ...) as system`."""
+class InlineLauncher(Launcher):
+    """Carries out a plan in this process."""
+
+    groups: dict[str, InlineGroup]  # type: ignore[assignment]
 
     def __init__(self, flow: Flow, plan: Plan, *, seed: int, deadline: float) -> None:
         flow.validate()
         plan.check(flow)
-        self.flow = flow
-        self.plan = plan
+        self.flow, self.plan = flow, plan
+        self.groups, self.announced = {}, {}
         self.trace = Trace()
-        self._seed = seed
-        self._deadline = deadline
+        self._seed, self._deadline = seed, deadline
         self._channels: list[Channel] = []
-        self.groups: dict[str, WorkerGroup] = {}
 
-    async def __aenter__(self) -> InlineLauncher:
+    async def start(self) -> None:
+        """Make all workers and channels."""
         for name, stage in self.flow.stages.items():
             placed = self.plan.stages[name]
             workers = []
             for rank, device in enumerate(placed.devices):
-                context = WorkerContext(
-                    name, rank, len(placed.devices), device, placed.slots, self._seed, self.trace, self._deadline
-                )
+                world = len(placed.devices)
+                context = WorkerContext(name, rank, world, device, self._seed, self.trace, self._deadline)
                 workers.append(stage.worker(context, stage.options))
-            self.groups[name] = WorkerGroup(name, workers)
-        self._connect()
-        try:
-            announced: dict[str, Any] = {}
-            for name, group in self.groups.items():
-                announced[name] = (await group.call("setup", announced))[0]
-        except BaseException:
-            await self._close_workers()
-            raise
-        return self
+            self.groups[name] = InlineGroup(name, workers)
+        fans: dict[tuple[str, str], list[Fan]] = {}
+        for edge in self.flow.edges:
+            producers = [w.name for w in self.groups[edge.source.stage].workers]
+            channels = []
+            for worker in self.groups[edge.target.stage].workers:
+                channel = Channel(
+                    str(edge),
+                    producers,
+                    [worker.name],
+                    edge.target.port.kind,
+                    capacity=edge.capacity,
+                    deadline=self._deadline,
+                    trace=self.trace,
+                )
+                worker.ports[edge.target.port.name] = Receiver(channel, worker.name)
+                channels.append(channel)
+            self._channels += channels
+            for rank, worker in enumerate(self.groups[edge.source.stage].workers):
+                fan = Fan([InProcessLane(c, worker.name) for c in channels], edge.route, rank, len(producers))
+                fans.setdefault((worker.name, edge.source.port.name), []).append(fan)
+                worker.ports[edge.source.port.name] = Sender(fans[worker.name, edge.source.port.name])
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    async def stop(self, error: BaseException | None) -> None:
+        """Wake whoever still waits, then close the workers."""
         for channel in self._channels:
             await channel.close(error or asyncio.CancelledError("the run is over"))
-        await self._close_workers()
-
-    def group(self, stage: str) -> WorkerGroup:
-        """The workers of `stage`."""
-        return self.groups[stage]
-
-    async def together(self, *operations: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
-        """Run several groups' operations at once; the first failure cancels the others and is raised."""
-        return await together(operations)
+        for group in self.groups.values():
+            for worker in group.workers:
+                await worker.close()
 
     async def sync_weights(self, version: int) -> None:
-        """Carry weights along every weight edge; within one process the tensors are shared, so nothing is copied."""
+        """Within one process the tensors are shared: nothing is copied."""
         for edge in self.flow.weight_edges:
             weights = self.groups[edge.source].workers[0].weights()
             for worker in self.groups[edge.target].workers:
                 worker.adopt_weights(weights, version)
 
     async def drain(self) -> int:
-        """Drop whatever is under way after an abandoned round; returns how many items that was."""
+        """Empty all channels."""
         return sum([len(await channel.drain()) for channel in self._channels])
 
-    def _connect(self) -> None:
-        outgoing: dict[tuple[str, str], list[Channel]] = {}
-        for edge in self.flow.edges:
-            producers = [w.name for w in self.groups[edge.source.stage].workers]
-            consumers = self.groups[edge.target.stage].workers
-            channel = Channel(
-                str(edge),
-                producers,
-                [w.name for w in consumers],
-                edge.target.port.kind,
-                capacity=edge.capacity,
-                deadline=self._deadline,
-                trace=self.trace,
-            )
-            self._channels.append(channel)
-            outgoing.setdefault((edge.source.stage, edge.source.port.name), []).append(channel)
-            for worker in consumers:
-                worker.ports[edge.target.port.name] = Receiver(channel, worker.name)
-        for (stage, port), channels in outgoing.items():
-            for worker in self.groups[stage].workers:
-                worker.ports[port] = Sender(channels, worker.name)
+    async def take_times(self) -> dict[tuple[str, str, str], float]:
+        """From the one trace of this process."""
+        return self.trace.take_totals()
 
-    async def _close_workers(self) -> None:
-        for group in self.groups.values():
-            for worker in group.workers:
-                await worker.close()
-
-
-async def _named(worker: Worker, operation: str, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run `work`; an unexpected failure is raised as a WorkerError that names the worker, with the cause chained."""
-    try:
-        return await work
-    except (EmbodiedError, asyncio.CancelledError):
-        raise
-    except Exception as error:
-        raise WorkerError(f"{worker.name} failed in {operation}: {type(error).__name__}: {error}") from error
+    async def write_trace(self, path: Path) -> None:
+        """Write the one trace of this process."""
+        self.trace.write(path)

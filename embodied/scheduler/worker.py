@@ -63,7 +63,7 @@ class WorkerContext:
     """What a launcher tells a worker about its place.
 
     stage, rank, world: its stage's name, its index among the stage's workers and how many there are.
-    device: torch device name of its tensors. slots: sub-batches served in turn. seed: the run's seed.
+    device: torch device name of its tensors. seed: the run's seed.
     trace: where its spans go. deadline: seconds any single wait may take.
     """
 
@@ -71,7 +71,6 @@ class WorkerContext:
     rank: int
     world: int
     device: str
-    slots: int
     seed: int
     trace: Trace
     deadline: float

@@ -22,6 +22,7 @@ def trajectory(**changes) -> Trajectory:
         "valid": torch.tensor([[[True, False]], [[True, True]]]),
         "state_values": torch.tensor([[[10.0, 11.0]], [[20.0, 21.0]], [[30.0, 31.0]]]),
         "final_values": torch.tensor([[[40.0, 41.0]], [[0.0, 0.0]]]),
+        "actions": torch.zeros(2, 1, 2, 3),
         "tokens": torch.zeros(2, 1, 2, 3),
         "logprobs": torch.zeros(2, 1, 2, 3),
         "group_ids": torch.zeros(2, 1, dtype=torch.int64),
@@ -108,7 +109,7 @@ def test_filtered_groups_leave_the_samples_and_so_every_denominator():
     algorithm = options(**GRPO, filter_rewards=(0.4, 0.6))
     samples, statistics = make_samples(group_trajectory([1.0, 5.0, 0.0, 5.0], [8, 9, 8, 9]), algorithm)
     assert samples.advantages.flatten().tolist() == [0.5, -0.5]
-    assert samples.trajectory.tolist() == [0, 2]
+    assert samples.trajectory.tolist() == [0, 6]  # the first episodes of environments 0 and 2
     assert float(statistics["group/kept_fraction"].value()) == 0.5
 
 

@@ -11,8 +11,8 @@ from embodied.interaction.assignments import evaluation_assignments
 from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
 from embodied.interaction.messages import Rollout
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
-from embodied.interaction.trajectory import Trajectory
-from embodied.scheduler import Flow, Input, Worker
+from embodied.interaction.trajectory import Trajectory, join
+from embodied.scheduler import Flow, Input, Route, Worker
 from embodied.scheduler.plan import single_device_plan
 from envs.api import EnvConfig
 from policies.api import PolicyConfig, Sampling
@@ -23,7 +23,8 @@ class Collector(Worker):
     trajectories = Input(Trajectory)
 
     async def take(self):
-        return await self.trajectories.get()
+        parts = sorted([part async for part in self.trajectories], key=lambda part: part[0])
+        return join([item for _, item in parts])
 
 
 def collect(monkeypatch, config, *, decisions, chunk=3, rounds=1, values=1, group_size=1, fresh=False):
@@ -37,7 +38,7 @@ def collect(monkeypatch, config, *, decisions, chunk=3, rounds=1, values=1, grou
     policy = flow.stage("policy", PolicyWorker, PolicyWorkerOptions(PolicyConfig(name="counting")), scales_with="items")
     collector = flow.stage("collector", Collector, scales_with="items")
     flow.edge(env.questions, policy.questions)
-    flow.edge(policy.decisions, env.decisions)
+    flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
     flow.edge(env.trajectories, collector.trajectories)
 
     async def scenario():
@@ -59,7 +60,7 @@ def collect(monkeypatch, config, *, decisions, chunk=3, rounds=1, values=1, grou
 def differences(first, second):
     """Names of the fields that are not equal to the bit."""
     a, b = (record.to_tensordict().flatten_keys() for record in (first, second))
-    assert len(a.keys()) == 12
+    assert len(a.keys()) == 13
     return [name for name in a.keys() if not torch.equal(a[name], b[name])]  # noqa: SIM118 - a TensorDict
 
 
@@ -132,7 +133,7 @@ def evaluate(monkeypatch, num_envs, episodes, slots=1):
     env = flow.stage("env", EnvWorker, env_options, scales_with="environments")
     policy = flow.stage("policy", PolicyWorker, PolicyWorkerOptions(PolicyConfig(name="counting")), scales_with="items")
     flow.edge(env.questions, policy.questions)
-    flow.edge(policy.decisions, env.decisions)
+    flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
 
     async def scenario():
         async with launch(flow, single_device_plan(flow, "cpu", slots)) as system:

@@ -68,9 +68,9 @@ def test_the_reported_gradient_norm_is_that_before_clipping():
 def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_step(bad):
     actor, critic, learner = regression()
     before = actor.weight.detach().clone()
-    with pytest.raises(CorrectnessAlarm, match="loss is"):
+    with pytest.raises(CorrectnessAlarm, match="The loss is"):
         learner.step([data()], lambda batch: (actor(batch[0]).sum() * bad, {}))
-    with pytest.raises(CorrectnessAlarm, match="gradient norm is"):
+    with pytest.raises(CorrectnessAlarm, match="gradient"):
         learner.step([data()], lambda batch: ((actor(batch[0]) * 0).sum().abs().sqrt(), {}))
     assert torch.equal(actor.weight, before)
 

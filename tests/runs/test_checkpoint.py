@@ -25,6 +25,12 @@ def export(folder):
     (folder / "policy.json").write_text("{}")
 
 
+def save(store, step, state, write=export):
+    with store.writing(step, state) as folder:
+        write(folder / "policy")
+    return store.latest()
+
+
 def same(a, b):
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
@@ -56,14 +62,14 @@ def test_a_value_that_json_and_safetensors_cannot_hold_is_refused_by_name(tmp_pa
 def test_saved_checkpoints_load_and_old_ones_go(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     for step in (1, 2, 10):
-        store.save(step, {**STATE, "step": step}, export)
+        save(store, step, {**STATE, "step": step})
     assert [c.step for c in store.all()] == [2, 10]
     assert store.latest().state()["step"] == 10
     assert (store.latest().folder / "policy" / "policy.json").exists()
 
 
 def test_a_damaged_checkpoint_is_refused_naming_the_file(tmp_path):
-    checkpoint = CheckpointStore(tmp_path, keep=2).save(1, STATE, export)
+    checkpoint = save(CheckpointStore(tmp_path, keep=2), 1, STATE)
     path = checkpoint.folder / "state.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -74,13 +80,13 @@ def test_a_damaged_checkpoint_is_refused_naming_the_file(tmp_path):
 
 def test_a_failed_write_leaves_the_previous_checkpoint_and_says_why(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
-    store.save(1, STATE, export)
+    save(store, 1, STATE)
 
     def disk_full(folder):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CheckpointError, match="No space left on device"):
-        store.save(2, STATE, disk_full)
+        save(store, 2, STATE, disk_full)
     assert [c.step for c in store.all()] == [1]
     assert same(store.latest().state(), STATE)
     assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
@@ -95,7 +101,8 @@ def test_a_process_killed_while_saving_leaves_only_complete_checkpoints(tmp_path
         step = 0
         while True:
             step += 1
-            store.save(step, {"x": torch.full((200_000,), float(step)), "step": step}, lambda folder: folder.mkdir())
+            with store.writing(step, {"x": torch.full((200_000,), float(step)), "step": step}):
+                pass
             print(step, flush=True)
     """)
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied.errors import ChannelClosed, DeadlineExceeded
-from embodied.scheduler.channel import Channel, Receiver, Sender
+from embodied.scheduler.channel import Channel, Fan, InProcessLane, Receiver, Sender
+from embodied.scheduler.routing import Route
 from embodied.scheduler.trace import WAIT, Trace
 
 
@@ -16,6 +17,13 @@ def make(producers=("p",), consumers=("c",), capacity=4, deadline=2.0, kind=int)
         "p.out -> c.in", list(producers), list(consumers), kind, capacity=capacity, deadline=deadline, trace=trace
     )
     return channel, trace
+
+
+def senders(channel, *producers):
+    fans = [
+        Fan([InProcessLane(channel, name)], Route.SPREAD, rank, len(producers)) for rank, name in enumerate(producers)
+    ]
+    return [Sender([fan]) for fan in fans]
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,7 +107,7 @@ def test_iteration_ends_when_all_producers_have_ended_and_starts_again_next_roun
     async def scenario():
         channel, _ = make(producers=("a", "b"))
         receiver = Receiver(channel, "c")
-        first, second = Sender([channel], "a"), Sender([channel], "b")
+        first, second = senders(channel, "a", "b")
         for round_number in range(2):
             await first.put(round_number, key="a")
             await first.end()

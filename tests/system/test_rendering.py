@@ -132,9 +132,9 @@ def test_backend_chosen_by_the_user_is_kept(clean_environment: pytest.MonkeyPatc
 
 
 OPEN_A_CONTEXT = """
-import OpenGL.error
 from envs.rendering import prepare_mujoco, silence_exit
 prepare_mujoco()
+import OpenGL.error
 from robosuite.renderers.context.egl_context import EGLGLContext
 {silence}
 context = EGLGLContext(64, 64)

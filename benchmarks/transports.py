@@ -5,7 +5,8 @@
 Every contender has one child process that answers. Contenders take turns within a round, so that all see the same
 machine; the numbers are medians over all rounds. "Delivered" means that the child has the record (a view or a copy, as
 the transport gives it) and has said so; "delivered and read" adds a sum over all its bytes. Peers move NumPy arrays
-faster than tensors and get those; Ray is measured with both. `--write` saves the table to benchmarks/results/transports.md.
+faster than tensors and get those; Ray is measured with both. `--write` saves the table to
+benchmarks/results/transports.md.
 """
 
 from __future__ import annotations

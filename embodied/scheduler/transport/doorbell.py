@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 SPIN_SECONDS = 100e-6  # longer than a wake-up takes (30-50 us), so spinning at most doubles what sleeping would cost
 # A sleeper also looks by itself this often. Nothing depends on it: it bounds the damage of a ring lost to a fault.
@@ -58,6 +58,7 @@ class Doorbell:
         self._own = own
         self._other = _Descriptor(other)
         self._closed = False
+        self._sleeping = False
         self._spin = SPIN_SECONDS
         self._epoll = select.epoll()
         self._epoll.register(own, select.EPOLLIN)
@@ -109,13 +110,12 @@ class Doorbell:
 
     def sleep(self, seconds: float) -> None:
         """Return when the bell rings, the other side is gone, or `seconds` have passed."""
-        begin = time.perf_counter()
-        self._epoll.poll(max(seconds, 0.0))
-        self._quiet(time.perf_counter() - begin)
+        with self._asleep() as awake:
+            if not awake:
+                self._epoll.poll(max(seconds, 0.0))
 
     async def sleep_async(self, seconds: float) -> None:
         """`sleep` that lets the event loop run."""
-        begin = time.perf_counter()
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
 
@@ -123,18 +123,32 @@ class Doorbell:
             if not woken.done():
                 woken.set_result(None)
 
-        timer = loop.call_later(max(seconds, 0.0), wake)
-        loop.add_reader(self._epoll.fileno(), wake)
-        try:
-            await woken
-        finally:
-            loop.remove_reader(self._epoll.fileno())
-            timer.cancel()
-        self._quiet(time.perf_counter() - begin)
+        with self._asleep() as awake:
+            if awake:
+                return
+            timer = loop.call_later(max(seconds, 0.0), wake)
+            loop.add_reader(self._epoll.fileno(), wake)
+            try:
+                await woken
+            finally:
+                loop.remove_reader(self._epoll.fileno())
+                timer.cancel()
 
-    def _quiet(self, slept: float) -> None:
-        with contextlib.suppress(BlockingIOError):  # woken by something else than the bell
-            os.eventfd_read(self._own)
+    @contextlib.contextmanager
+    def _asleep(self) -> Iterator[bool]:
+        """Around a sleep; yields whether there is no point in it. `close` leaves the descriptors to a sleeper."""
+        begin = time.perf_counter()
+        self._sleeping = True
+        try:
+            yield self._closed
+        finally:
+            self._sleeping = False
+            if self._closed:
+                self._give_back()
+            else:
+                with contextlib.suppress(BlockingIOError):  # woken by something else than the bell
+                    os.eventfd_read(self._own)
+        slept = time.perf_counter() - begin
         if slept < 2 * SPIN_SECONDS:
             self._spin = min(SPIN_SECONDS, self._spin * 2)  # spinning would have met it, or nearly
 
@@ -143,11 +157,18 @@ class Doorbell:
         if self._closed:
             return
         self._closed = True
-        self._epoll.close()
         self.connection.close()
-        os.close(self._own)
-        if self._process >= 0:
-            os.close(self._process)
+        if self._sleeping:
+            os.eventfd_write(self._own, 1)
+        else:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if not self._epoll.closed:
+            self._epoll.close()
+            os.close(self._own)
+            if self._process >= 0:
+                os.close(self._process)
 
 
 class _Descriptor:

@@ -62,7 +62,11 @@ class Listener:
 
     def _attach(self, connection: socket.socket, pid: int) -> SharedMemoryIncoming:
         connection.settimeout(self._deadline)
-        hello, descriptors, _, _ = socket.recv_fds(connection, 4096, 4)
+        try:
+            hello, descriptors, _, _ = socket.recv_fds(connection, 4096, 4)
+        except TimeoutError:
+            connection.close()
+            raise self.ends.deadline(self._deadline, "for the other end's memory", f"pid {pid}, connected") from None
         connection.setblocking(True)
         offer = json.loads(hello) if hello else {}
         if offer.get("version") != _VERSION or offer.get("link") != self.ends.link or len(descriptors) != 4:

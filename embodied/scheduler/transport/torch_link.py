@@ -109,6 +109,7 @@ class TorchOutgoing(_TorchEnd, Outgoing):
     def __init__(self, ends: Ends, route: Route, codec: Codec, *, deadline: float) -> None:
         Outgoing.__init__(self, ends)
         _TorchEnd.__init__(self, route, codec, deadline)
+        self._body = torch.empty(0, dtype=torch.uint8)  # kept: fresh pages cost as much as the copy into them
 
     def send(self, item: Any, key: Hashable = 0) -> None:
         self._check_open()
@@ -122,9 +123,10 @@ class TorchOutgoing(_TorchEnd, Outgoing):
             self._transfer(dist.isend, self._first, what)
         else:
             self._transfer(dist.isend, self._first, what)
-            body = torch.empty(packed.size, dtype=torch.uint8)
-            packed.write(memoryview(body.numpy()), body.data_ptr())
-            for frame in body.split(_FRAME):
+            if self._body.numel() < packed.size:
+                self._body = torch.empty(packed.size, dtype=torch.uint8)
+            packed.write(memoryview(self._body.numpy()), self._body.data_ptr())
+            for frame in self._body[: packed.size].split(_FRAME):
                 self._transfer(dist.isend, frame, what)
         for tensor in packed.apart:
             if tensor.numel():

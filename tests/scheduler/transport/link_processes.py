@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from embodied.scheduler.transport import Codec, Ends
-from embodied.scheduler.transport.shared_memory import Listener, SharedMemoryIncoming, SharedMemoryOutgoing, connect
+from embodied.scheduler.transport.ring import SharedMemoryIncoming, SharedMemoryOutgoing
+from embodied.scheduler.transport.shared_memory import Listener, connect
 
 
 class Child:
@@ -24,6 +26,7 @@ class Child:
 
     @staticmethod
     def _run(work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        gc.freeze()  # the parent's garbage is not the child's to finalise: its threads do not exist here
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             work(*args)

@@ -7,6 +7,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +23,7 @@ from link_processes import Child, both_ends, listener, reading_from, writer
 from embodied.errors import ChannelClosed, DeadlineExceeded, WorkerError
 from embodied.scheduler.trace import Trace
 from embodied.scheduler.transport import Outgoing, PeerDied
-from embodied.scheduler.transport.shared_memory import BLOCKS, ENTRIES
+from embodied.scheduler.transport.ring import BLOCKS, ENTRIES
 
 LARGE = 2048  # float32 numbers: more than fits in an entry
 
@@ -239,6 +241,34 @@ def test_a_closed_link_gives_what_was_sent_and_then_says_who_closed_it() -> None
     incoming.close()
     with pytest.raises(ChannelClosed, match=r"closed by reader\[0\]"):
         outgoing.send(1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_closing_wakes_a_wait_at_this_very_end(asynchronous: bool) -> None:
+    outgoing, incoming = both_ends()
+    gc.collect()
+    before = traces_left()["fds"]
+    threading.Timer(0.1, incoming.close).start()
+    begin = time.perf_counter()
+    with pytest.raises(ChannelClosed, match=r"closed by reader\[0\]"):
+        asyncio.run(incoming.recv_async()) if asynchronous else incoming.recv()
+    assert time.perf_counter() - begin < 0.4
+    outgoing.close()
+    assert traces_left()["fds"] < before
+
+
+def test_views_that_outlive_the_process_end_without_noise() -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import torch\n"
+        "from link_processes import both_ends\n"
+        "outgoing, incoming = both_ends()\n"
+        "outgoing.send([torch.zeros(5000), {'x': torch.ones(5000)}])\n"
+        "kept = incoming.recv()\n"
+    )
+    here = str(Path(__file__).parent)
+    ended = subprocess.run([sys.executable, "-c", script, here], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def write_and_hang(address: str, count: int) -> None:

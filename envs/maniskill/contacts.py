@@ -33,23 +33,16 @@ class BodyImpulseQuery:
 
 
 class ContactReader:
-    """Reads contacts of `systems` lazily, and remembers them until a physics step."""
+    """Reads contacts of `systems` lazily, and remembers them until `forget`; the list may change in between."""
 
-    def __init__(self, systems: Sequence[physx.PhysxCpuSystem]) -> None:
-        self._systems = list(systems)
-        self._outdated = np.ones(len(self._systems), dtype=bool)  # scenes whose contacts belong to another state
+    def __init__(self, systems: list[physx.PhysxCpuSystem]) -> None:
+        self._systems = systems
         self._wanted: set[Any] = set()
         self._impulses: dict[tuple[Any, Any], np.ndarray] | None = None
         self._by_body: dict[Any, np.ndarray] = {}
 
-    def stepped(self, scenes: np.ndarray) -> None:
-        """The scenes of a mask bool [N] have moved on."""
-        self._outdated &= ~scenes
-        self._impulses = None
-
-    def displaced(self, scenes: Sequence[int]) -> None:
-        """The bodies of `scenes` were put elsewhere; what the engine still lists is of the past."""
-        self._outdated[list(scenes)] = True
+    def forget(self) -> None:
+        """A scene has moved on or was replaced."""
         self._impulses = None
 
     def pair_query(self, pairs: Sequence[tuple[Any, Any]]) -> PairImpulseQuery:
@@ -69,8 +62,8 @@ class ContactReader:
             return self._impulses
         pairs: dict[tuple[Any, Any], np.ndarray] = {}
         net: dict[Any, np.ndarray] = {}
-        for number in np.flatnonzero(~self._outdated).tolist():
-            for contact in self._systems[number].get_contacts():
+        for system in self._systems:
+            for contact in system.get_contacts():
                 first, second = contact.bodies
                 if first not in self._wanted and second not in self._wanted:
                     continue

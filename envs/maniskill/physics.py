@@ -83,7 +83,7 @@ class BatchedPhysics:
 
     def __init__(self, scenes: Sequence[sapien.Scene]) -> None:
         self.scenes = list(scenes)
-        self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
+        self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in self.scenes]
         self.active = np.ones(len(scenes), dtype=bool)  # scenes that `step` advances
         self._contacts = ContactReader(self.systems)
         self._stale = True
@@ -188,6 +188,12 @@ class BatchedPhysics:
         signature = (len(place), entities, len(dynamic), tuple(root.articulation.dof for root in roots))
         return signature, (body_rows, articulation_rows, root_rows)
 
+    def replace_scene(self, number: int, scene: sapien.Scene) -> None:
+        """Go on with `scene`, which holds the same bodies in the same order."""
+        self.scenes[number] = scene
+        self.systems[number] = scene.physx_system
+        self._contacts.forget()
+
     def drive(self, positions: Sequence[tuple[int, int]], velocities: Sequence[tuple[int, int]]) -> None:
         """Say which (articulation row, joint) targets the robots' controllers set, even to the value they have."""
         self._position_drives = [self._make_drive(row, joint, "set_drive_target") for row, joint in positions]
@@ -203,7 +209,7 @@ class BatchedPhysics:
         for number in np.flatnonzero(self.active).tolist():
             self.systems[number].step()
         self._stale = True
-        self._contacts.stepped(self.active)
+        self._contacts.forget()
 
     def pull(self) -> None:
         """Bring the buffers up to date with the scenes."""
@@ -352,10 +358,6 @@ class BatchedPhysics:
     gpu_fetch_articulation_target_qvel = _pull_once
 
     # ---------------------------------------------------------------------------------------------------- contacts
-
-    def forget_contacts(self, scenes: Sequence[int]) -> None:
-        """Report no contacts in `scenes` until their next physics step: their bodies were put elsewhere."""
-        self._contacts.displaced(scenes)
 
     def gpu_create_contact_pair_impulse_query(self, pairs: Sequence[tuple[Any, Any]]) -> PairImpulseQuery:
         return self._contacts.pair_query(pairs)

@@ -18,10 +18,12 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.scene import ManiSkillScene
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.envs.utils.system.backend import BackendInfo
+from mani_skill.utils.building.actor_builder import ActorBuilder
 from mani_skill.utils.structs import Link
 
 from envs.maniskill.kinematics import controllers_of, solve_like_stock
 from envs.maniskill.physics import BatchedPhysics
+from envs.maniskill.renewal import renewed
 
 
 class _BatchedDevice:
@@ -41,6 +43,15 @@ class BatchedScene(ManiSkillScene):
         super().__init__(sub_scenes, **options)
         self.px = BatchedPhysics(sub_scenes)
         self.gpu_sim_enabled = True
+
+    def create_actor_builder(self) -> ActorBuilder:
+        """A builder that gives every sub-scene the planes it asks for; on a GPU the first one's serve all."""
+        return super().create_actor_builder().set_allow_overlapping_plane_collisions(True)
+
+    def replace_sub_scene(self, number: int, scene: sapien.Scene) -> None:
+        """Go on with `scene`, which holds the same bodies in the same order, in the place of a sub-scene."""
+        self.sub_scenes[number] = scene
+        self.px.replace_scene(number, scene)
 
     def update_render(self, update_sensors: bool = True, update_human_render_cameras: bool = True) -> None:
         """Hand the current poses of all sub-scenes to their renderers."""
@@ -124,6 +135,8 @@ class _BatchedTask(BaseEnv):
         chosen = torch.zeros_like(every)
         chosen[index] = True
         scene._reset_mask = chosen
+        for row in rows:
+            scene.replace_sub_scene(row, renewed(self, scene.sub_scenes[row]))
         self._elapsed_steps[index] = 0
         self._clear_sim_state()
         if self.agent is not None:
@@ -143,7 +156,6 @@ class _BatchedTask(BaseEnv):
         scene._gpu_fetch_all()
         for controller in controllers_of(self.agent):
             controller.reset()
-        scene.px.forget_contacts(rows)
         scene._reset_mask = torch.ones_like(every)
 
 

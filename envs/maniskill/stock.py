@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-import sapien.physx as physx
 from mani_skill.envs.sapien_env import BaseEnv
 
-
-class _ForgetfulPhysics:
-    """A CPU physics system that lists no contacts after a reset until its next step.
-
-    The engine itself goes on listing the contacts of the last step of the previous episode.
-    """
-
-    def __init__(self, system: physx.PhysxCpuSystem) -> None:
-        object.__setattr__(self, "_system", system)
-        object.__setattr__(self, "_displaced", True)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._system, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._system, name, value)
-
-    def step(self) -> None:
-        object.__setattr__(self, "_displaced", False)
-        self._system.step()
-
-    def displaced(self) -> None:
-        object.__setattr__(self, "_displaced", True)
-
-    def get_contacts(self) -> list[physx.PhysxContact]:
-        return [] if self._displaced else self._system.get_contacts()
+from envs.maniskill.renewal import renewed
 
 
 class _StockTask(BaseEnv):
-    """Mixed in before a task class; changes nothing but the contacts that are listed after a reset."""
-
-    def _setup_scene(self) -> None:
-        super()._setup_scene()
-        self.scene.px = _ForgetfulPhysics(self.scene.px)
+    """Mixed in before a task class."""
 
     def _clear_sim_state(self) -> None:
+        scene = renewed(self, self.scene.sub_scenes[0])
+        self.scene.sub_scenes[0] = scene
+        self.scene.px = scene.physx_system
         super()._clear_sim_state()
-        self.scene.px.displaced()
 
 
 @functools.cache

@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from envs.pool.worker import Setup, receive_message, send_message
+from envs.pool.worker import PipeClosed, Setup, receive_message, send_message
 
 _STACK_SECONDS = 1.0
-_CLOSE_SECONDS = 5.0
+_END_SECONDS = 5.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -58,14 +58,14 @@ class SimulatorProcess:
         """Say something; a process that is gone is noticed by whoever waits for the answer."""
         try:
             send_message(self.connection, message)
-        except OSError:
+        except PipeClosed:
             return
 
     def receive(self) -> Any | None:
         """Its next message, None if it has ended."""
         try:
             return receive_message(self.connection)
-        except (EOFError, OSError):
+        except PipeClosed:
             return None
 
     def has_ended(self) -> bool:
@@ -75,7 +75,7 @@ class SimulatorProcess:
     def describe_end(self) -> str:
         """How it ended, with the interpreter's last stack where a signal ended it."""
         try:
-            code = self._popen.wait(_CLOSE_SECONDS)
+            code = self._popen.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             return "closed its pipe but still runs"
         crash = self._read_crash_log()
@@ -126,9 +126,9 @@ class SimulatorProcess:
                 setattr(self, name, -1)
 
 
-def close_all(processes: Sequence[SimulatorProcess]) -> None:
-    """Stop several processes at once."""
-    deadline = time.monotonic() + _CLOSE_SECONDS
+def close_all(processes: Sequence[SimulatorProcess], seconds: float) -> None:
+    """Stop several processes at once, ending those that take longer than `seconds`."""
+    deadline = time.monotonic() + seconds
     for process in processes:
         process.connection.close()
     for process in processes:

@@ -8,6 +8,7 @@ workers end with it. A process that dies or hangs costs the running episodes of 
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -49,6 +50,8 @@ MAX_DEATHS_IN_A_ROW = 3
 
 _NOTICE_SECONDS = 10.0
 _SPIN_SECONDS = 50e-6
+_CLOSE_SECONDS = 5.0  # for simulators to close properly
+_BUSY_SECONDS = 0.5  # the same if some are in the middle of a chunk, which an interrupted run need not wait for
 
 
 def process_count(config: EnvConfig) -> int:
@@ -97,8 +100,8 @@ class PoolVectorEnv(SlottedEnv):
         # spinning pays only on a core that nobody else needs; this process needs one
         self._spin_seconds = _SPIN_SECONDS if count < cores else 0.0
         shape = (count, self.slots, CONTROL_COLUMNS)
-        self._shared = _Shared(count, self.slots, np.empty(shape, dtype=np.int64).nbytes)
-        self._control = np.frombuffer(self._shared.control, dtype=np.int64).reshape(shape)
+        self._shared = _Shared(shape)
+        self._control = self._shared.control
         self._number = 0
         self._in_flight: dict[int, Operation] = {}
         self._deadlines = np.zeros((count, self.slots))
@@ -111,6 +114,8 @@ class PoolVectorEnv(SlottedEnv):
                 self._shared.processes.append(self._start_process(index))
             self._await_start(list(range(count)))
         except BaseException:
+            for process in self._shared.processes:
+                process.kill()
             self.close()
             raise
         self._pollers = [self._make_poller(slot) for slot in range(self.slots)]
@@ -439,20 +444,22 @@ class PoolVectorEnv(SlottedEnv):
 class _Shared:
     """Processes, memory and doorbells: what has to be released, kept apart so that a finalizer can hold it."""
 
-    def __init__(self, processes: int, slots: int, control_bytes: int) -> None:
+    def __init__(self, shape: tuple[int, int, int]) -> None:
         self.processes: list[SimulatorProcess] = []
         self.memory_fd = os.memfd_create("embodied-envs")
         self.control_fd = os.memfd_create("embodied-control")
-        os.ftruncate(self.control_fd, control_bytes)
-        self.control = mmap.mmap(self.control_fd, control_bytes)
-        self.doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(processes)]
-        self.done = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(slots)]
+        size = math.prod(shape) * np.dtype(np.int64).itemsize
+        os.ftruncate(self.control_fd, size)
+        self.control = np.frombuffer(mmap.mmap(self.control_fd, size), dtype=np.int64).reshape(shape)
+        self.doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(shape[0])]
+        self.done = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(shape[1])]
 
     def release(self, owner: int) -> None:
         """Stop the processes and close the descriptors; a forked copy of this process leaves them alone."""
         if os.getpid() != owner:
             return
-        close_all(self.processes)
+        busy = (self.control[..., REQUESTED] != self.control[..., DONE]).any()
+        close_all(self.processes, _BUSY_SECONDS if busy else _CLOSE_SECONDS)
         # the memory itself goes when the last view of it does: results that someone still holds stay readable
         for descriptor in (self.memory_fd, self.control_fd, *self.doorbells, *self.done):
             os.close(descriptor)

@@ -91,14 +91,29 @@ class Failure:
     traceback: str
 
 
+class PipeClosed(Exception):
+    """The other side of the pipe is gone; a class of its own, since simulators raise EOFError and OSError too."""
+
+
 def send_message(connection: Connection, message: Any) -> None:
-    """Plain pickling: `Connection.send` would pass tensors by file descriptor once torch is imported."""
-    connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+    """Plain pickling: `Connection.send` would pass tensors by file descriptor once torch is imported.
+
+    Raises PipeClosed.
+    """
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        connection.send_bytes(data)
+    except OSError as error:
+        raise PipeClosed from error
 
 
 def receive_message(connection: Connection) -> Any:
-    """What the other side of the pipe sent. Raises EOFError or OSError if it is gone."""
-    return pickle.loads(connection.recv_bytes())
+    """What the other side of the pipe sent. Raises PipeClosed."""
+    try:
+        data = connection.recv_bytes()
+    except (EOFError, OSError) as error:
+        raise PipeClosed from error
+    return pickle.loads(data)
 
 
 def main(connection_fd: int, lifeline_fd: int) -> None:
@@ -115,8 +130,8 @@ def main(connection_fd: int, lifeline_fd: int) -> None:
     try:
         worker.start()
         worker.serve()
-    except (EOFError, ConnectionError):
-        worker.close()  # the parent closed its end
+    except PipeClosed:
+        worker.close()
     except Exception as error:
         send_message(connection, _failure(worker.doing, None, error))
     sys.stdout.flush()

@@ -8,7 +8,6 @@ process starts. What the system has is never replaced, except by a newer library
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import subprocess
 import sys
@@ -42,7 +41,7 @@ def unpacked_libraries() -> list[Path]:
 def loadable_by_soname(root: Path) -> list[Path]:
     """Libraries under `root` that others ask for by soname: one path a soname, drivers and plug-ins left out."""
     found: dict[str, Path] = {}
-    for path in sorted(root.glob("**/lib*.so.*")):
+    for path in sorted(root.glob("**/lib*.so*")):
         if path.name.startswith(_DRIVER_PREFIXES) or path.parent.name in {"dri", "gbm", "vdpau"}:
             continue
         found.setdefault(str(path.resolve()), path)
@@ -83,14 +82,12 @@ def order_in_child(root: Path) -> list[Path]:
     return [Path(line) for line in result.stdout.splitlines() if line]
 
 
-@functools.cache
-def preload() -> tuple[Path, ...]:
-    """Load the unpacked libraries into this process, once; returns what was loaded. Without a cache, nothing."""
-    loaded = []
-    for path in unpacked_libraries():
+def preload() -> list[Path]:
+    """Load the unpacked libraries into this process; returns them. Repeating it costs nothing."""
+    unpacked = unpacked_libraries()
+    for path in unpacked:
         ctypes.CDLL(str(path))
-        loaded.append(path)
-    return tuple(loaded)
+    return unpacked
 
 
 def has_library(soname: str) -> bool:

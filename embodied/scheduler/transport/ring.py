@@ -34,6 +34,8 @@ _ENTRY_START = 64  # the item itself, or the numbers of the segments to forget, 
 INLINE = ENTRY_SIZE - _ENTRY_START
 _IN_ENTRY = (1 << 64) - 1  # in place of a block number
 
+_TURNS = 8  # asynchronous operations in a row before the event loop gets a turn
+
 # 64-bit words at the start of the control segment; each side writes its own cache lines
 _SENT, _SENDER_CLOSED = 0, 1
 _TAKEN, _RECEIVER_CLOSED = 8, 9
@@ -61,6 +63,7 @@ class _SharedEnd:
         self._deadline = deadline
         self._trace = trace
         self._turn = asyncio.Lock()
+        self._turns = 0
         self._closed = False
 
     _sleeps: int
@@ -88,6 +91,12 @@ class _SharedEnd:
         finally:
             self._words[self._sleeps] = 0
             self._waited(begin, what)
+
+    async def _let_others_run(self) -> None:
+        """Now and then, also when nothing has to be waited for: a busy link must not keep an event loop to itself."""
+        self._turns += 1
+        if self._turns % _TURNS == 0:
+            await asyncio.sleep(0)
 
     def _asleep_unless(self, ready: Callable[[], bool]) -> bool:
         """Announce that this side sleeps, then look once more: whoever changes the state after that rings."""
@@ -118,10 +127,7 @@ class _SharedEnd:
         return f"pid {self._bell.pid or 'unknown'}, {under_way} of {ENTRIES} items under way"
 
     def _waited(self, begin: float, what: str) -> None:
-        end = time.perf_counter()
-        self.stats.waited += end - begin
-        if self._trace is not None:
-            self._trace.add(self.ends.here, f"wait {what}", WAIT, begin, end)
+        self.stats.waited += time.perf_counter() - begin
 
     def _note(self, begin: float, size: int, what: str) -> None:
         """Account for one item's work; large ones show in the trace."""
@@ -166,6 +172,12 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
         self._new_segment = 0
         self._seen_taken = -1
 
+    def _waited(self, begin: float, what: str) -> None:
+        # a wait to send is the worker's; a wait to receive is not (a channel reads ahead, and traces its own waits)
+        super()._waited(begin, what)
+        if self._trace is not None:
+            self._trace.add(self.ends.here, f"wait {what}", WAIT, begin, time.perf_counter())
+
     def send(self, item: Any, key: Hashable = 0) -> None:
         packed = self._codec.pack((key, item))
         self._check_open()
@@ -177,6 +189,7 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
     async def send_async(self, item: Any, key: Hashable = 0) -> None:
         packed = self._codec.pack((key, item))
         async with self._turn:
+            await self._let_others_run()
             self._check_open()
             room = functools.partial(self._room, align(packed.size))
             if not room():
@@ -310,6 +323,7 @@ class SharedMemoryIncoming(_SharedEnd, Incoming):
 
     async def recv_async(self) -> tuple[Hashable, Any]:
         async with self._turn:
+            await self._let_others_run()
             if not self._has_item():
                 await self._wait_async(self._has_item, f"for an item from {self.ends.there}")
             return self._take()

@@ -6,19 +6,24 @@ memory that the receiver's tensors will be views of. Tensors that the codec keep
 `device_group`: CUDA tensors through NCCL, from GPU to GPU. That use is tested with gloo standing in for NCCL; NCCL
 itself only where there are two GPUs.
 
-Deaths are noticed by the group's own connections. After an error or a missed deadline the link is unusable: frames have
-no way of finding their place again.
+Deaths are noticed by the group's own connections. A wait for an item may miss its deadline and be repeated: the item is
+awaited by a thread of the link's own, because gloo would take a wait that it gives up as the end of the connection. An
+item that stops half-way leaves the link unusable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime as dt
+import queue
 import struct
+import threading
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -32,6 +37,7 @@ _FRAME = 64 << 20
 _LENGTH = struct.Struct("<Q")
 INLINE = FIRST_FRAME - _LENGTH.size
 _CLOSED = (1 << 64) - 1  # in place of a length
+_NEVER = 3650 * 24 * 3600.0  # seconds; between rounds nothing comes for as long as it takes
 _TAG = 7919  # keeps a link's frames apart from point-to-point messages of others on the same group
 
 
@@ -60,7 +66,7 @@ class _TorchEnd:
         self._route = route
         self._codec = codec
         self._deadline = deadline
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._thread = _Thread(self.ends.link)
         self._turn = asyncio.Lock()
         self._first = torch.zeros(FIRST_FRAME, dtype=torch.uint8)
         self._broken: BaseException | None = None
@@ -78,29 +84,64 @@ class _TorchEnd:
         tensor: torch.Tensor,
         what: str,
         group: dist.ProcessGroup | None = None,
+        seconds: float | None = None,
     ) -> None:
-        """One frame, within the deadline."""
+        """One frame, within `seconds` (the deadline if None)."""
         begin = time.perf_counter()
+        seconds = self._deadline if seconds is None else seconds
         try:
             group = group or self._route.group
             work = start(tensor, self._route.peer, group=group, tag=_TAG + self._route.tag)
             if work is not None:
-                work.wait(dt.timedelta(seconds=self._deadline))
+                work.wait(dt.timedelta(seconds=seconds))
         except RuntimeError as error:
             self._broken = error
             # gloo has one exception type for both; a deadline shows in how long it took
-            if time.perf_counter() - begin >= self._deadline:
-                raise self.ends.deadline(self._deadline, what, f"rank {self._route.peer}") from error
+            if time.perf_counter() - begin >= seconds:
+                raise self.ends.deadline(seconds, what, f"rank {self._route.peer}") from error
             raise self.ends.died(what, f"rank {self._route.peer}") from error
 
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=self.ends.link)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _stop_thread(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
+class _Thread:
+    """Runs one thing after another; a daemon, so that a wait for a peer that never comes cannot hold up the exit."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[Any] = Future()
+        self._work.put((work, future))
+        return future
+
+    def _run(self) -> None:
+        while (entry := self._work.get()) is not None:
+            work, future = entry
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+            del entry, work, future  # a result belongs to whoever asked for it, not to this frame
+
+    def stop(self) -> None:
+        self._work.put(None)
+
+
+async def _finished(future: Future[Any], seconds: float | None) -> None:
+    """Wait for `future`, up to `seconds`, without touching it: neither a timeout nor a cancellation reaches it."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(lambda: woken.done() or woken.set_result(None))
+
+    future.add_done_callback(wake)
+    await asyncio.wait((woken,), timeout=seconds)
 
 
 class TorchOutgoing(_TorchEnd, Outgoing):
@@ -137,14 +178,16 @@ class TorchOutgoing(_TorchEnd, Outgoing):
 
     async def send_async(self, item: Any, key: Hashable = 0) -> None:
         async with self._turn:
-            await self._in_thread(lambda: self.send(item, key))
+            sending = self._thread.submit(lambda: self.send(item, key))
+            await _finished(sending, None)
+            sending.result()
 
     def close(self) -> None:
         if not self._closed_by and self._broken is None:
             _LENGTH.pack_into(memoryview(self._first.numpy()), 0, _CLOSED)
             self._transfer(dist.isend, self._first, f"to close the link to {self.ends.there}")
         self._closed_by = self._closed_by or self.ends.here
-        self._stop_thread()
+        self._thread.stop()
 
 
 class TorchIncoming(_TorchEnd, Incoming):
@@ -153,12 +196,37 @@ class TorchIncoming(_TorchEnd, Incoming):
     def __init__(self, ends: Ends, route: Route, codec: Codec, *, deadline: float) -> None:
         Incoming.__init__(self, ends)
         _TorchEnd.__init__(self, route, codec, deadline)
+        self._arrival: Future[tuple[Hashable, Any]] | None = None
 
     def recv(self) -> tuple[Hashable, Any]:
-        self._check_open()
+        arrival = self._await()
+        concurrent.futures.wait((arrival,), self._deadline)
+        return self._arrived(arrival)
+
+    async def recv_async(self) -> tuple[Hashable, Any]:
+        async with self._turn:
+            arrival = self._await()
+            await _finished(arrival, self._deadline)
+            return self._arrived(arrival)
+
+    def _await(self) -> Future[tuple[Hashable, Any]]:
+        """The next item, under way since whoever waited for it first."""
+        if self._arrival is None:
+            self._check_open()
+            self._arrival = self._thread.submit(self._receive)
+        return self._arrival
+
+    def _arrived(self, arrival: Future[tuple[Hashable, Any]]) -> tuple[Hashable, Any]:
+        if not arrival.done():
+            what = f"for an item from {self.ends.there}"
+            raise self.ends.deadline(self._deadline, what, f"rank {self._route.peer}")
+        self._arrival = None
+        return arrival.result()
+
+    def _receive(self) -> tuple[Hashable, Any]:
         begin = time.perf_counter()
         what = f"for an item from {self.ends.there}"
-        self._transfer(dist.irecv, self._first, what)
+        self._transfer(dist.irecv, self._first, what, seconds=_NEVER)
         arrived = time.perf_counter()
         first = memoryview(self._first.numpy())
         (size,) = _LENGTH.unpack_from(first)
@@ -185,10 +253,6 @@ class TorchIncoming(_TorchEnd, Incoming):
             self._transfer(dist.irecv, tensor, f"for a tensor from {self.ends.there}", self._route.device_group)
         return tensor
 
-    async def recv_async(self) -> tuple[Hashable, Any]:
-        async with self._turn:
-            return await self._in_thread(self.recv)
-
     def close(self) -> None:
         self._closed_by = self._closed_by or self.ends.here
-        self._stop_thread()
+        self._thread.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from link_processes import Child, both_ends, listener, reading_from, writer
 
 from embodied.errors import ChannelClosed, DeadlineExceeded, WorkerError
 from embodied.scheduler.trace import Trace
-from embodied.scheduler.transport import Outgoing, PeerDied
+from embodied.scheduler.transport import Incoming, Outgoing, PeerDied
 from embodied.scheduler.transport.ring import BLOCKS, ENTRIES
 
 LARGE = 2048  # float32 numbers: more than fits in an entry
@@ -180,6 +181,28 @@ def test_waiting_in_an_event_loop_leaves_it_free() -> None:
     assert ticks > 20
 
 
+def test_a_busy_link_does_not_keep_the_event_loop_to_itself() -> None:
+    outgoing, incoming = both_ends()
+
+    async def main() -> int:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        for i in range(320):  # there is always room, and always an item
+            await outgoing.send_async(i)
+            await incoming.recv_async()
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(main()) >= 40
+
+
 def test_coroutines_that_share_an_end_take_turns() -> None:
     outgoing, incoming = both_ends(capacity=1 << 17)
 
@@ -302,6 +325,30 @@ def test_a_killed_writer_is_noticed_at_once_after_what_it_sent() -> None:
             incoming.recv()
         assert time.perf_counter() - begin < 2
         assert first.eq(0).all()  # its memory outlives it
+
+
+def write_until_killed(address: str) -> None:
+    outgoing = writer(address, capacity=1 << 18)
+    for i in itertools.count():
+        outgoing.send(torch.full((1 + 997 * i % 20_000,), i, dtype=torch.int32), i)
+
+
+@pytest.mark.parametrize("milliseconds", [1, 3, 7, 15, 30])
+def test_a_writer_killed_at_any_moment_leaves_whole_items_in_order(milliseconds: int) -> None:
+    with reading_from(write_until_killed) as (incoming, child):
+        entries = [incoming.recv()]
+        threading.Timer(milliseconds / 1000, child.kill).start()
+        with pytest.raises(PeerDied):
+            read_all(incoming, entries)
+        for i, (key, item) in enumerate(entries):
+            assert (key, len(item)) == (i, 1 + 997 * i % 20_000)
+            assert item.eq(i).all()
+
+
+def read_all(incoming: Incoming, entries: list[tuple[Any, Any]]) -> None:
+    while True:
+        key, item = incoming.recv()
+        entries.append((key, item if key % 10 == 0 else item.clone()))  # some stay views until the end
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -53,13 +53,13 @@ class OpenVLAPolicy(VLAPolicy):
         )[:, 0]
         value = self.values(hidden)
         valid = context.valid
+        if valid is not None:
+            valid = torch.cat([valid, valid.new_ones(batch, count)], dim=1)[:, None, None, :]
         tokens, logprobs = [], []
         for step in range(count):
             if step:
-                if valid is not None:
-                    valid = torch.cat([valid, valid.new_ones(batch, 1)], dim=1)
                 # one query, and all keys are in its past: only padding is masked
-                plan = AttentionPlan(None if valid is None else valid[:, None, None, :], causal=False)
+                plan = AttentionPlan(None if valid is None else valid[..., : length + step], causal=False)
                 position = (context.counts + (step - 1))[:, None]
                 embedding = self.model.language_model.embed(tokens[-1][:, None])
                 hidden = self.model.hidden(embedding, position, plan, cache)[:, 0]

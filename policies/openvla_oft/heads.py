@@ -92,3 +92,10 @@ def add_film(backbone: VisionBackbone, condition_size: int) -> None:
         for index, block in enumerate(vit.blocks):
             vit.blocks[index] = FiLMBlock(block, vit.embed_dim, condition_size)
             vit.blocks[index].reset_parameters()
+    backbone.freeze_unread()
+
+
+def film_layers(backbone: VisionBackbone) -> list[nn.Module]:
+    """The conditioning layers whose output is read; empty for plain blocks."""
+    blocks = [block for vit in backbone.featurizers for block in vit.blocks[:-1] if isinstance(block, FiLMBlock)]
+    return [layer for block in blocks for layer in (block.scale, block.shift)]

@@ -16,7 +16,7 @@ from embodied.errors import CheckpointError, ConfigurationError, CorrectnessAlar
 from policies import distributions
 from policies.api import Evaluation, Interface, Noise, Observed, PolicyOutput, Sampling
 from policies.openvla_oft.config import OpenVLAOFTConfig
-from policies.openvla_oft.heads import RegressionHead, StateProjector, add_film
+from policies.openvla_oft.heads import RegressionHead, StateProjector, add_film, film_layers
 from policies.vla import checkpoint, lora
 from policies.vla.bundle import Bundle
 from policies.vla.llama import bidirectional_plan
@@ -50,6 +50,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
             self.state_projector = StateProjector(interface.state_dim, width)
         if options.head == "l1":
             self.action_head = RegressionHead(width, interface.action_dim)
+            model.language_model.lm_head.requires_grad_(False)
         self.require_bidirectional()
 
     @torch.no_grad()
@@ -174,6 +175,13 @@ class OpenVLAOFTPolicy(VLAPolicy):
         """Action logits, or the regression head's actions, of fixed inputs."""
         chunks = self._chunked(self.hidden_states(self.probe_inputs()))
         return (self.action_head(chunks) if self.options.head == "l1" else self.model.action_logits(chunks)).float()
+
+    def attach_adapters(self) -> None:
+        """As the base's; conditioning layers stay trainable too."""
+        super().attach_adapters()
+        if self.options.lora is not None:
+            for layer in film_layers(self.model.vision_backbone):
+                layer.requires_grad_(True)
 
     # -- component files ----------------------------------------------------------------------------------------
 

@@ -116,14 +116,14 @@ def published_config(
 def tiny_config(vocab_size: int) -> dict[str, Any]:
     """The `tiny` preset: 84-pixel pictures in 36 patches, two small vision transformers, a four-layer decoder."""
     shape = LlamaShape(
-        hidden_size=128,
-        intermediate_size=352,
+        hidden_size=96,
+        intermediate_size=256,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=3,
+        num_key_value_heads=3,
         vocab_size=vocab_size,
     )
-    vit = {"embed_dim": 96, "depth": 4, "num_heads": 3}
+    vit = {"embed_dim": 64, "depth": 4, "num_heads": 2}
     return published_config(shape, image_size=84, vision_overrides=[dict(vit), dict(vit)])
 
 

@@ -179,8 +179,9 @@ class Normaliser(nn.Module):
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
         """uint8 [B, V, H, W, 3] -> float32 [B, V, F, 3, H, W], one normalisation a transformer."""
-        planes = pictures.permute(0, 1, 4, 2, 3).to(torch.float32).div(255)[:, :, None]
-        return (planes - self.mean) / self.std
+        # contiguous while still bytes: every later pass then runs over memory in order
+        planes = pictures.permute(0, 1, 4, 2, 3).contiguous().float().div_(255)[:, :, None]
+        return (planes - self.mean).div_(self.std)
 
 
 def preprocessor_settings(size: int, timm_ids: tuple[str, ...]) -> dict[str, Any]:

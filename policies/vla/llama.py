@@ -65,6 +65,9 @@ class KeyValueCache:
             # allocated here, because only now is the type known that autocast computes in
             block = self._blocks[layer] = (keys.new_empty(size), values.new_empty(size))
         end = self.length + keys.shape[2]
+        if not self.length:
+            block[0][:, :, :end], block[1][:, :, :end] = keys, values
+            return keys, values  # what was just computed is laid out better than a part of the block
         block[0][:, :, self.length : end] = keys
         block[1][:, :, self.length : end] = values
         return block[0][:, :, :end], block[1][:, :, :end]
@@ -77,13 +80,21 @@ class AttentionPlan:
     mask: torch.Tensor | None
     causal: bool
 
-    def for_rows(self, rows: slice | None, length: int) -> AttentionPlan:
-        """The plan of the queries `rows` out of `length`, against all keys."""
+    def additive(self, like: torch.Tensor) -> AttentionPlan:
+        """The same with 0 and -inf in the type of `like`, converted once instead of by every layer's kernel."""
+        if self.mask is None:
+            return self
+        mask = torch.zeros(self.mask.shape, dtype=like.dtype, device=like.device)
+        return AttentionPlan(mask.masked_fill_(~self.mask, -torch.inf), causal=False)
+
+    def for_rows(self, rows: slice | None, x: torch.Tensor) -> AttentionPlan:
+        """The additive plan of the queries `rows` of `x` [B, S, D], against all keys."""
         if rows is None:
             return self
-        if self.causal and self.mask is None:
-            index = torch.arange(length)
-            return AttentionPlan((index[None, :] <= index[rows, None])[None, None], causal=False)
+        if self.causal:
+            index = torch.arange(x.shape[1], device=x.device)
+            lower = (index[None, :] <= index[rows, None])[None, None]
+            return AttentionPlan(lower, causal=False).additive(x)
         if self.mask is None or self.mask.shape[2] == 1:
             return self
         return AttentionPlan(self.mask[:, :, rows], causal=False)
@@ -113,21 +124,26 @@ class Rotary(nn.Module):
         super().__init__()
         self.head_dim = head_dim
         self.theta = theta
+        # by device, and no buffer: a cast of the module to bfloat16 must not round the frequencies
+        self._frequencies: dict[torch.device, torch.Tensor] = {}
+
+    def _on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._frequencies:
+            steps = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32)
+            self._frequencies[device] = self.theta ** (-steps / self.head_dim)
+        return self._frequencies[device]
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [B or 1, S] -> two tensors [B or 1, 1, S, head_dim]."""
-        # recomputed rather than kept as a buffer: a cast of the module to bfloat16 must not round the frequencies
-        steps = torch.arange(0, self.head_dim, 2, device=positions.device, dtype=torch.float32)
-        frequencies = self.theta ** (-steps / self.head_dim)
-        angles = positions[..., None].float() * frequencies
-        angles = torch.cat([angles, angles], dim=-1)[:, None]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        """positions int64 [B or 1, S] -> cosines and signed sines [B or 1, 1, S, head_dim], as `rotate` takes them."""
+        angles = (positions[..., None].float() * self._on(positions.device))[:, None]
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate [B, H, S, head_dim] by its positions' angles."""
+    """Rotate [B, H, S, head_dim] by its positions' angles; the sines carry the sign of the swapped halves."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.addcmul(x * cos, torch.cat([second, first], dim=-1), sin)
 
 
 class RMSNorm(nn.Module):
@@ -176,9 +192,8 @@ class SelfAttention(nn.Module):
         queries = rotate(self._heads(self.q_proj(x)), cos, sin)
         if cache is not None:
             keys, values = cache.append(self.layer, keys, values)
-        mask = None if plan.mask is None else plan.mask.to(x.device)
         out = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=plan.causal, enable_gqa=self.grouped
+            queries, keys, values, attn_mask=plan.mask, is_causal=plan.causal, enable_gqa=self.grouped
         )
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -252,11 +267,12 @@ class Decoder(nn.Module):
         Returns [B, S or rows, D].
         """
         rope = self.rotary(positions, embeddings.dtype)
+        plan = plan.additive(embeddings)
         x = embeddings
         recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.layers[:-1]:
             x = checkpoint(layer, x, rope, plan, use_reentrant=False) if recompute else layer(x, rope, plan, cache)
-        x = self.layers[-1](x, rope, plan.for_rows(rows, x.shape[1]), cache, rows)
+        x = self.layers[-1](x, rope, plan.for_rows(rows, x), cache, rows)
         if cache is not None:
             cache.length += embeddings.shape[1]
         return self.norm(x)

@@ -15,15 +15,16 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from embodied.errors import CheckpointError, CorrectnessAlarm
+from policies.vla.network import OpenVLAModel
 from policies.vla.options import LoraOptions
 
 _ADAPTER = "default"
 
 
-def attach(model: nn.Module, options: LoraOptions) -> None:
+def attach(model: OpenVLAModel, options: LoraOptions) -> None:
     """Put adapters on `model`'s linear layers and freeze everything else in it.
 
-    Layers whose output nothing reads (each vision transformer's last block and pooling) get none.
+    Layers whose output nothing reads get none.
     """
     alpha = options.alpha if options.alpha is not None else min(options.rank, 16)
     settings = LoraConfig(
@@ -38,13 +39,8 @@ def attach(model: nn.Module, options: LoraOptions) -> None:
     inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
 
 
-def _targets(model: nn.Module, options: LoraOptions) -> list[str]:
-    unread = [
-        f"vision_backbone.{name}.{part}"
-        for name in ("featurizer", "fused_featurizer")
-        if (vit := getattr(model.vision_backbone, name)) is not None
-        for part in (f"blocks.{len(vit.blocks) - 1}.", "attn_pool.")
-    ]
+def _targets(model: OpenVLAModel, options: LoraOptions) -> list[str]:
+    unread = {id(module) for part in model.vision_backbone.unread() for module in part.modules()}
     roots = ["language_model.model.layers."]
     if options.targets == "language_and_vision":
         roots += ["vision_backbone.", "projector."]
@@ -53,8 +49,8 @@ def _targets(model: nn.Module, options: LoraOptions) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
         and name.startswith(tuple(roots))
-        and not name.startswith(tuple(unread))
-        and not name.endswith((".scale", ".shift"))  # FiLM's layers are trained in full
+        and id(module) not in unread
+        and not name.endswith((".scale", ".shift"))  # conditioning layers are trained in full
     ]
 
 

@@ -53,6 +53,17 @@ class VisionBackbone(nn.Module):
         self.featurizer = _vit(timm_ids[0], image_size, overrides[0])
         self.fused_featurizer = _vit(timm_ids[1], image_size, overrides[1]) if len(timm_ids) == 2 else None
         self.image_size = image_size
+        self.freeze_unread()
+
+    def unread(self) -> list[nn.Module]:
+        """Parts that checkpoints carry and nothing reads: each transformer's last block, final norm and pooling."""
+        parts = [part for vit in self.featurizers for part in (vit.blocks[-1], vit.norm, vit.fc_norm, vit.attn_pool)]
+        return [part for part in parts if part is not None]
+
+    def freeze_unread(self) -> None:
+        """Without gradient they would only confuse optimisers and sharding."""
+        for part in self.unread():
+            part.requires_grad_(False)
 
     @property
     def featurizers(self) -> list[nn.Module]:

@@ -176,4 +176,6 @@ def test_log_probabilities_entropies_and_values(build, variant, level, run):
     grads = record["runs"][name].get("grads")
     if grads is not None:
         (0.01 * found.logprobs.sum() + value.sum()).backward()
-        assert_gradients(policy, grads, rename=lambda name: name.removeprefix("model."))
+        assert_gradients(
+            policy, grads, lambda name: name.removeprefix("model.").replace("state_projector", "proprio_projector")
+        )

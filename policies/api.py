@@ -167,6 +167,11 @@ class Policy(nn.Module, abc.ABC):
     def metadata(self) -> dict[str, Any]:
         """JSON-able description from which `policies.load` rebuilds the module before it loads the weights."""
 
+    def blocks(self) -> list[nn.Module]:
+        """The repeated parts (transformer layers) that are sharded one by one and whose activations may be recomputed
+        in the backward pass; none by default."""
+        return []
+
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trainable parameters by role, `actor` and `critic`, so that each may have its own learning rate and the actor
         can be held still while the critic warms up. Shared parameters belong to `actor`."""

@@ -33,8 +33,8 @@ from policies.api import (
 
 @config
 class MLPConfig(PolicyConfig):
-    """name: mlp. hidden: units of each hidden layer, of actor and critic alike. log_std: initial log standard deviation of
-    continuous actions, in units of half the action range."""
+    """name: mlp. hidden: units of each hidden layer, of actor and critic alike. log_std: initial log standard deviation
+    of continuous actions, in units of half the action range."""
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[int, ...] = (256, 256, 256)
@@ -126,6 +126,10 @@ class MLPPolicy(Policy):
         if not self.spec.values:
             raise ConfigurationError("this mlp has no value head (policy.value is none), but a value was asked for")
         return self.value_head(inputs["state"])
+
+    def blocks(self) -> list[nn.Module]:
+        """Actor and critic."""
+        return [self.actor, self.value_head] if self.spec.values else [self.actor]
 
     def metadata(self) -> dict[str, Any]:
         """Options and interface."""

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import safetensors.torch
+import torch
 
 from embodied.config import parse
 from embodied.errors import AssetError, ConfigurationError, suggest
@@ -57,11 +58,11 @@ def build(name: str | PolicyConfig, interface: Interface, *, seed: int = 0, **op
     return _module(name.name).build(name, interface, seed)
 
 
-def save(policy: Policy, folder: Path) -> None:
-    """Write `policy` so that `load` gives back the same function."""
+def save(policy: Policy, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write `policy` so that `load` gives back the same function; `weights`: its whole tensors where it is sharded."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION).write_text(json.dumps(policy.metadata(), indent=2))
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights or policy.state_dict()).items()}
     safetensors.torch.save_file(tensors, folder / WEIGHTS)
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from tensordict import TensorClass, TensorDict
 
 from embodied import algorithms
@@ -87,12 +88,17 @@ class AlgorithmConfig:
         return Clip(low=self.clip_low, high=self.clip_high, dual=self.dual_clip, log_ratio=self.log_ratio_clamp)
 
 
+# more environments than any run has: makes one number of a decision's time and its environment's number
+_MANY_ENVS = 1 << 32
+
+
 class Samples(TensorClass):
     """A rollout as N independent decisions; rows without any valid action are left out.
 
     inputs TensorDict [N]; tokens, logprobs [N, C, D]; valid bool [N, C]: the actions that count in the loss.
     advantages [N, C] (reward level action) or [N] (chunk). returns, state_values [N, V].
-    trajectory int64 [N]: which episode a decision belongs to.
+    trajectory int64 [N]: which episode a decision belongs to. length int64 [N]: how many terms of the policy loss that
+    episode has in this rollout. order int64 [N]: a decision's place among those of all workers, whoever it came from.
     """
 
     inputs: TensorDict
@@ -103,6 +109,8 @@ class Samples(TensorClass):
     returns: torch.Tensor
     state_values: torch.Tensor
     trajectory: torch.Tensor
+    length: torch.Tensor
+    order: torch.Tensor
 
 
 def check_levels(options: AlgorithmConfig, chunk: int, value: str) -> None:
@@ -126,8 +134,14 @@ def check_levels(options: AlgorithmConfig, chunk: int, value: str) -> None:
     )
 
 
-def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samples, dict[str, Statistic]]:
-    """Advantages, returns and masks of a whole rollout, flattened to decisions, with statistics of them."""
+def make_samples(
+    trajectory: Trajectory, options: AlgorithmConfig, ranks: dist.ProcessGroup | None = None
+) -> tuple[Samples, Samples, dict[str, Statistic]]:
+    """Advantages, returns and masks of a whole rollout, flattened to decisions.
+
+    Statistics behind advantages are global over `ranks`; every rank must call. Returns the samples with a valid action,
+    one row that counts for nothing (for a rank that has fewer pieces than others), and statistics.
+    """
     decisions, envs, chunk = trajectory.rewards.shape
     valid = trajectory.valid
     level = Level(options.reward_level)
@@ -163,13 +177,13 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
                 kept = algorithms.filter_rewards(scores, groups, low=low, high=high)
                 statistics["group/kept_fraction"] = Mean.of(kept, everyone)
                 counted = counted & kept
-        advantages = _group_advantages(options, scores, groups, counted)
+        advantages = _group_advantages(options, scores, groups, counted, ranks)
         steps_valid = counted
         valid = valid & (_unsteps(counted, level, chunk) if level is Level.ACTION else counted.unsqueeze(-1))
     statistics["rollout/advantage_mean"] = Mean.of(advantages, steps_valid)
     statistics["rollout/advantage_size"] = Mean.of(advantages.abs(), steps_valid)
     if options.normalize_advantages and options.advantage == "gae":
-        advantages = algorithms.whiten(advantages, steps_valid)
+        advantages = algorithms.whiten(advantages, steps_valid, ranks=ranks)
     samples = Samples(
         inputs=trajectory.inputs,
         tokens=trajectory.tokens,
@@ -179,9 +193,15 @@ def make_samples(trajectory: Trajectory, options: AlgorithmConfig) -> tuple[Samp
         returns=returns,
         state_values=trajectory.state_values[:-1],
         trajectory=_episode_numbers(trajectory),
+        order=torch.arange(decisions).unsqueeze(1) * _MANY_ENVS + trajectory.env_ids,
+        length=torch.ones(decisions, envs, dtype=torch.int64),
         batch_size=[decisions, envs],
     ).flatten(0, 1)
-    return samples[samples.valid.any(-1)], statistics
+    mask = levels.mask_to(samples.valid, options.logprob_level, samples.tokens.shape[-1])
+    samples.length = trajectory_lengths(mask, samples.trajectory).reshape(len(samples), -1)[:, 0]
+    idle = samples[:1].clone()
+    idle.valid = torch.zeros_like(idle.valid)
+    return samples[samples.valid.any(-1)], idle, statistics
 
 
 def _episode_numbers(trajectory: Trajectory) -> torch.Tensor:
@@ -192,13 +212,17 @@ def _episode_numbers(trajectory: Trajectory) -> torch.Tensor:
 
 
 def _group_advantages(
-    options: AlgorithmConfig, scores: torch.Tensor, groups: torch.Tensor, counted: torch.Tensor
+    options: AlgorithmConfig,
+    scores: torch.Tensor,
+    groups: torch.Tensor,
+    counted: torch.Tensor,
+    ranks: dist.ProcessGroup | None,
 ) -> torch.Tensor:
     """[S, B]."""
     if options.advantage == "reinforce_pp":
-        return algorithms.reinforce_pp(scores, counted, gamma=options.gamma)
+        return algorithms.reinforce_pp(scores, counted, gamma=options.gamma, ranks=ranks)
     if options.advantage == "reinforce_pp_baseline":
-        return algorithms.reinforce_pp_baseline(scores, groups, counted, gamma=options.gamma)
+        return algorithms.reinforce_pp_baseline(scores, groups, counted, gamma=options.gamma, ranks=ranks)
     if options.advantage == "rloo":
         return algorithms.broadcast_to_steps(algorithms.rloo(scores, groups), counted)
     return algorithms.broadcast_to_steps(algorithms.grpo(scores, groups, deviation=options.deviation), counted)
@@ -244,38 +268,35 @@ class Denominators:
 
 
 class EmbodiedLoss:
-    """The loss of a rollout's samples under a set of options."""
+    """The loss of a rollout's samples under a set of options; denominators are global over `ranks`."""
 
-    def __init__(self, options: AlgorithmConfig, samples: Samples) -> None:
+    def __init__(self, options: AlgorithmConfig, ranks: dist.ProcessGroup | None = None) -> None:
         self.options = options
-        self._tokens = samples.tokens.shape[-1]
-        mask = levels.mask_to(samples.valid, options.logprob_level, self._tokens)
-        self.lengths = None
-        if options.aggregation == Aggregation.TRAJECTORY_LENGTH:
-            self.lengths = trajectory_lengths(mask, samples.trajectory)
+        self._ranks = ranks
 
-    def denominators(self, batch: Samples, rows: torch.Tensor) -> Denominators:
-        """Of the global batch `batch`, which are the `rows` of all samples."""
+    def denominators(self, batch: Samples) -> Denominators:
+        """Of a global batch, of which this rank has `batch`; every rank must call."""
         options = self.options
-        policy_mask = levels.mask_to(batch.valid, options.logprob_level, self._tokens)
-        entropy_mask = levels.mask_to(batch.valid, options.entropy_level, self._tokens)
-        lengths = None if self.lengths is None else self.lengths[rows]
+        policy_mask = self._mask(batch, options.logprob_level)
+        lengths = self._lengths(batch, policy_mask)
         return Denominators(
-            policy=loss_denominator(policy_mask, options.aggregation, lengths=lengths),
-            value=loss_denominator(self._value_mask(batch), Aggregation.TOKEN_MEAN),
-            entropy=loss_denominator(entropy_mask, Aggregation.TOKEN_MEAN),
+            policy=loss_denominator(policy_mask, options.aggregation, lengths=lengths, ranks=self._ranks),
+            value=loss_denominator(self._value_mask(batch), Aggregation.TOKEN_MEAN, ranks=self._ranks),
+            entropy=loss_denominator(
+                self._mask(batch, options.entropy_level), Aggregation.TOKEN_MEAN, ranks=self._ranks
+            ),
         )
 
     def __call__(
-        self, batch: Samples, rows: torch.Tensor, evaluation: Evaluation, denominators: Denominators
+        self, batch: Samples, evaluation: Evaluation, denominators: Denominators
     ) -> tuple[torch.Tensor, dict[str, Statistic]]:
         """The micro-batch's share of the loss, with gradient, and its statistics."""
         options = self.options
-        mask = levels.mask_to(batch.valid, options.logprob_level, self._tokens)
+        mask = self._mask(batch, options.logprob_level)
         logprobs = levels.sum_to(evaluation.logprobs, batch.valid, options.logprob_level)
         old_logprobs = levels.sum_to(batch.logprobs, batch.valid, options.logprob_level)
         advantages = self._spread_advantages(batch)
-        lengths = None if self.lengths is None else self.lengths[rows]
+        lengths = self._lengths(batch, mask)
         common: dict[str, Any] = {"clip": options.clip()}
         if options.loss == "ppo":
             result = algorithms.ppo(logprobs, old_logprobs, advantages, mask, **common)
@@ -300,7 +321,7 @@ class EmbodiedLoss:
             share = aggregate(terms, value_mask, Aggregation.TOKEN_MEAN, denominators.value)
             loss = loss + options.value_coefficient * share
         statistics = dict(result.statistics)
-        entropy_mask = levels.mask_to(batch.valid, options.entropy_level, self._tokens)
+        entropy_mask = self._mask(batch, options.entropy_level)
         entropy = levels.sum_to(evaluation.entropy, batch.valid, options.entropy_level)
         statistics["policy/entropy"] = Mean.of(entropy.detach(), entropy_mask)
         if options.entropy_coefficient:
@@ -314,8 +335,16 @@ class EmbodiedLoss:
         if self.options.logprob_level == "chunk" and level is Level.ACTION:
             advantages, level = advantages.squeeze(-1), Level.CHUNK  # allowed for chunks of one action only
         return levels.spread(
-            advantages, level, self.options.logprob_level, chunk=batch.valid.shape[-1], tokens=self._tokens
+            advantages, level, self.options.logprob_level, chunk=batch.valid.shape[-1], tokens=batch.tokens.shape[-1]
         )
+
+    @staticmethod
+    def _mask(batch: Samples, level: str) -> torch.Tensor:
+        return levels.mask_to(batch.valid, level, batch.tokens.shape[-1])
+
+    @staticmethod
+    def _lengths(batch: Samples, mask: torch.Tensor) -> torch.Tensor:
+        return batch.length.reshape(-1, *[1] * (mask.dim() - 1)).expand(mask.shape)
 
     def _value_mask(self, batch: Samples) -> torch.Tensor:
         """bool [N, V]."""

@@ -122,7 +122,7 @@ class EnvWorker(Worker):
             assert decision.output is not None
             groups = self.assignments.group_ids(streams, self._rounds[rows])
             result = await self._act(slot, decision.output.actions)
-            builder.add(t, rows, decision, self._without_ignored_ends(result), groups)
+            builder.add(t, rows, decision, self._without_ignored_ends(result), torch.from_numpy(streams), groups)
             self._note_episodes(result, rows)
             observation = result.observation
             final_observation = result.final_observation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from embodied.algorithms.statistics import Statistic
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples, step_tensors
 from embodied.interaction.trajectory import Trajectory, join
+from embodied.learner.batches import Step, plan_steps
 from embodied.learner.learner import Learner, LearnerConfig
+from embodied.learner.sharding import full, like, recompute_activations, shard
 from embodied.random import derive_seed, generator
 from embodied.runs.state_file import write_state
 from embodied.scheduler import Input, Worker, WorkerContext
@@ -29,7 +31,7 @@ _LOW_PRECISION_GAP = {"mean_tolerance": 0.02, "max_tolerance": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class LearnerWorkerOptions:
-    """policy: what to train. alarms: folder where the batch behind an alarm is saved."""
+    """policy, algorithm, learner: what to train and how. alarms: folder where the batch behind an alarm is saved."""
 
     policy: PolicyConfig
     algorithm: AlgorithmConfig
@@ -47,7 +49,9 @@ class Update:
 
 
 class LearnerWorker(Worker):
-    """Owns the policy that is trained and its optimiser."""
+    """Owns the policy that is trained and its optimiser; several of them are one sharded policy."""
+
+    collective = True
 
     trajectories = Input(Trajectory)
 
@@ -64,7 +68,12 @@ class LearnerWorker(Worker):
             self.interface = registry.interface_of(announced["env"])
             self.policy = registry.build(self.options.policy, self.interface, seed=seed)
             self.policy.to(self.context.device)
+            if self.options.learner.activations == "recompute":
+                recompute_activations(self.policy.blocks())
+            if self.context.world > 1:
+                shard(self.policy, self.policy.blocks(), ("evaluate",), self.context.ranks, self.context.device)
             self.learner = Learner(self.policy.parameter_groups(), self.options.learner, self.context.device)
+            self.loss = EmbodiedLoss(self.options.algorithm, self.context.ranks)
 
     def weights(self) -> dict[str, Any]:
         """The policy's parameters and buffers themselves."""
@@ -72,78 +81,95 @@ class LearnerWorker(Worker):
 
     async def learn(self, iteration: int) -> Update:
         """Read this iteration's trajectory and improve the policy with it."""
+        ranks = self.context.ranks
         parts = sorted([part async for part in self.trajectories], key=lambda part: part[0])
         trajectory = join([item for _, item in parts])
         warnings = [_constant_reward(trajectory, self.options.algorithm.needs_groups), self._saturation(trajectory)]
         with self.timed("advantages"):
-            samples, record = make_samples(trajectory, self.options.algorithm)
-        if len(samples) == 0:
+            samples, idle, record = make_samples(trajectory, self.options.algorithm, ranks)
+            own = torch.stack([samples.order, torch.full_like(samples.order, self.context.rank)], dim=1)
+            everywhere, _ = statistics.gather_rows(own, ranks)
+        if len(everywhere) == 0:
             warnings.append(
                 "No sample of this rollout counts (every group was filtered out, or nothing was valid); "
                 "no step was taken."
             )
-            return Update(statistics.report(record), tuple(w for w in warnings if w), self.version)
-        torch.manual_seed(derive_seed(self.context.seed, "learn", self.context.rank, iteration))  # dropout
-        with self.timed("update"):
-            record = statistics.merge(record, self._epochs(samples.to(self.context.device), iteration))
-        self.version += 1
-        metrics = statistics.report(statistics.all_reduce(record))
+        else:
+            torch.manual_seed(derive_seed(self.context.seed, "learn", self.context.rank, iteration))  # dropout
+            device = self.context.device
+            with self.timed("update"):
+                update = self._epochs(samples.to(device), idle.to(device), everywhere, iteration)
+            record = statistics.merge(record, update)
+            self.version += 1
+        metrics = statistics.report(statistics.all_reduce(record, ranks))
         warnings += self._warnings
         self._warnings = []
         return Update(metrics, tuple(w for w in warnings if w), self.version)
 
-    def _epochs(self, samples: Samples, iteration: int) -> dict[str, Statistic]:
-        options = self.options
-        loss = EmbodiedLoss(options.algorithm, samples)
-        frozen = ("actor",) if iteration < options.algorithm.critic_warmup else ()
+    def _epochs(
+        self, samples: Samples, idle: Samples, everywhere: torch.Tensor, iteration: int
+    ) -> dict[str, Statistic]:
+        options = self.options.learner
+        frozen = ("actor",) if iteration < self.options.algorithm.critic_warmup else ()
         before = alarms.fingerprint(self.policy.named_parameters()) if self.version == 0 else None
         record: dict[str, Statistic] = {}
-        steps, stopped = 0, False
+        taken, stopped = 0, False
         self.policy.train()
-        for epoch in range(options.learner.epochs):
-            order = torch.randperm(len(samples), generator=generator(self.context.seed, "shuffle", iteration, epoch))
-            for rows in order.split(options.learner.global_batch or len(samples)):
-                step_record, taken = self._step(samples, rows.to(samples.device), loss, frozen, first=steps == 0)
+        for epoch in range(options.epochs):
+            steps = plan_steps(
+                everywhere[:, 0],
+                everywhere[:, 1],
+                self.context.rank,
+                batch=options.global_batch,
+                micro_batch=options.micro_batch,
+                generator=generator(self.context.seed, "shuffle", iteration, epoch),
+            )
+            for step in steps:
+                step_record, accepted = self._step(samples, idle, step, frozen, first=taken == 0)
                 record = statistics.merge(record, step_record)
-                if not taken:
+                if not accepted:
                     stopped = True
                     break
-                steps += 1
+                taken += 1
             if stopped:
                 break
         self.policy.eval()
-        if before is not None and steps:
-            alarms.require_change(before, alarms.fingerprint(self.policy.named_parameters()))
+        if before is not None and taken:
+            after = alarms.fingerprint(self.policy.named_parameters())
+            alarms.require_change(before, after, self.context.ranks, self.context.device)
         counted = torch.ones(1, dtype=torch.bool)
-        record["learner/steps"] = statistics.Mean.of(torch.tensor([float(steps)]), counted)
+        record["learner/steps"] = statistics.Mean.of(torch.tensor([float(taken)]), counted)
         record["learner/stopped_early"] = statistics.Mean.of(torch.tensor([float(stopped)]), counted)
         return record
 
     def _step(
-        self, samples: Samples, rows: torch.Tensor, loss: EmbodiedLoss, frozen: tuple[str, ...], *, first: bool
+        self, samples: Samples, idle: Samples, step: Step, frozen: tuple[str, ...], *, first: bool
     ) -> tuple[dict[str, Statistic], bool]:
-        options = self.options
-        batch = samples[rows]
-        denominators = loss.denominators(batch, rows)
-        sampling = options.algorithm.sampling
+        sampling, limit = self.options.algorithm.sampling, self.options.learner.target_kl
+        batch = samples[step.rows.to(samples.device)]
+        denominators = self.loss.denominators(batch if len(batch) else idle)
 
-        def loss_of(piece: tuple[Samples, torch.Tensor]) -> tuple[torch.Tensor, dict[str, Statistic]]:
-            part, part_rows = piece
+        def loss_of(part: Samples) -> tuple[torch.Tensor, dict[str, Statistic]]:
             evaluation = self.policy.evaluate(part.inputs, part.tokens, sampling)
             gap = self._check_ratio(evaluation, part) if first else {}
-            share, step_record = loss(part, part_rows, evaluation, denominators)
+            share, step_record = self.loss(part, evaluation, denominators)
             ingredients = {"logprobs": evaluation.logprobs, "advantages": part.advantages, "returns": part.returns}
             alarms.require_finite_loss(share, **ingredients)
             return share, step_record | gap
 
         def accept(step_record: dict[str, Statistic]) -> bool:
-            limit = options.learner.target_kl
-            return limit is None or float(step_record["policy/approx_kl"].value()) <= limit
+            if limit is None:
+                return True
+            kl = step_record["policy/approx_kl"].all_reduce(self.context.ranks)
+            return float(kl.value()) <= limit
 
+        size = self.options.learner.micro_batch or max(len(batch), 1)
+        pieces = list(batch.split(size)) if len(batch) else []
+        pieces += [idle] * (step.pieces - len(pieces))
         try:
-            return self.learner.step(self._micro_batches(batch, rows), loss_of, frozen=frozen, accept=accept)
+            return self.learner.step(pieces, loss_of, frozen=frozen, accept=accept)
         except CorrectnessAlarm as alarm:
-            path = options.alarms / f"batch_version_{self.version}"
+            path = self.options.alarms / f"batch_version_{self.version}_rank_{self.context.rank}"
             write_state(path, batch.to_tensordict().to_dict())
             raise CorrectnessAlarm(f"{alarm} The batch is saved as {path}.safetensors.") from alarm
 
@@ -169,22 +195,25 @@ class LearnerWorker(Worker):
         low, high = torch.tensor(interface.action_low), torch.tensor(interface.action_high)
         return alarms.warn_actions_at_bounds(trajectory.actions, low, high, trajectory.valid)
 
-    def _micro_batches(self, batch: Samples, rows: torch.Tensor) -> Iterator[tuple[Samples, torch.Tensor]]:
-        size = self.options.learner.micro_batch or len(batch)
-        yield from zip(batch.split(size), rows.split(size), strict=True)
-
     def export(self, folder: Path) -> None:
-        """Save the policy as it acts."""
-        registry.save(self.policy, folder)
+        """Save the policy as it acts; every rank must call, the first one writes."""
+        weights = {name: full(tensor) for name, tensor in self.policy.state_dict().items()}
+        if self.context.rank == 0:
+            registry.save(self.policy, folder, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimiser and version."""
-        return {"policy": self.policy.state_dict(), "learner": self.learner.state_dict(), "version": self.version}
+        """Parameters, optimiser and version, whole; every rank must call."""
+        weights = {name: full(tensor) for name, tensor in self.policy.state_dict().items()}
+        return {"policy": weights, "learner": self.learner.state_dict(), "version": self.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there; tensors shared with others stay shared."""
+        own = self.policy.state_dict()
+        if own.keys() != state["policy"].keys():
+            differing = sorted(own.keys() ^ state["policy"].keys())
+            raise ConfigurationError(f"the checkpoint's policy is not this recipe's: {', '.join(differing[:5])} differ")
         try:
-            self.policy.load_state_dict(state["policy"])
+            self.policy.load_state_dict({n: like(t, own[n]) for n, t in state["policy"].items()})
         except RuntimeError as error:
             raise ConfigurationError(f"the checkpoint's policy does not fit this recipe's: {error}") from None
         self.learner.load_state_dict(state["learner"])

@@ -51,11 +51,17 @@ class PolicyWorker(Worker):
                 self.policy = registry.build(self.options.policy, interface, seed=seed)
             self.policy.to(self.context.device).eval()
 
-    def adopt_weights(self, weights: dict[str, Any], version: int) -> None:
-        """Share the given tensors: in one process the learner's updates are the policy's."""
-        if self.version < 0:
-            self.policy.load_state_dict(weights, strict=True, assign=True)
-            self.policy.eval()
+    def weights(self) -> dict[str, Any]:
+        """The policy's parameters and buffers themselves."""
+        return self.policy.state_dict(keep_vars=True)
+
+    def share_weights(self, weights: dict[str, Any]) -> None:
+        """Hold the learner's tensors: its updates are then the policy's."""
+        self.policy.load_state_dict(weights, strict=True, assign=True)
+        self.policy.eval()
+
+    def weights_changed(self, version: int) -> None:
+        """Note which version acts."""
         self.version = version
 
     async def act(self, rollout: Rollout) -> None:

@@ -82,10 +82,20 @@ class CheckpointConfig:
 
 @config
 class ClusterConfig:
-    """device: where the policy lives; auto takes the first GPU if there is one. threads: of the tensor library in this
-    process. deadline_seconds: how long any single wait may take before it is an error."""
+    """device: where acting and learning happen; auto takes every GPU there is, else the CPU.
+    launcher: inline runs all workers in this process, ray gives each its own; auto is inline on one device.
+    address: of a running Ray cluster ("auto" finds it); None starts Ray on this machine when it is needed.
+    placement: shared, split or mixed; see docs/scheduler.md. workers: how many, by stage. devices: which, by stage, one
+    a worker, instead of the placement's.
+    threads: of the tensor library in this process. deadline_seconds: how long any single wait may take before it is an
+    error."""
 
     device: str = "auto"
+    launcher: Literal["auto", "inline", "ray"] = "auto"
+    address: str | None = None
+    placement: Literal["shared", "split", "mixed"] = "shared"
+    workers: dict[str, int] = dataclasses.field(default_factory=dict)
+    devices: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     threads: int = 1
     deadline_seconds: float = 600.0
 

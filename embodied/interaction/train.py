@@ -24,6 +24,7 @@ from embodied.interaction.evaluation import EvaluationResult, episode_metrics
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.learner_worker import Update
 from embodied.interaction.messages import Rollout
+from embodied.interaction.placement import make_plan
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.recording import Recording, film, recording_env
 from embodied.random import derive_seed
@@ -31,9 +32,10 @@ from embodied.runs.checkpoint import Checkpoint, CheckpointStore
 from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import MetricsLog, read_metrics
 from embodied.runs.progress import RunProgress, spoken_time
+from embodied.scheduler.flow import Flow
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.launcher import Launcher
-from embodied.scheduler.plan import Plan, single_device_plan
+from embodied.scheduler.plan import Plan
 from embodied.scheduler.trace import BUSY
 from envs.api import EnvSpec
 from envs.video import side_by_side
@@ -108,7 +110,7 @@ class TrainingRun:
         workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
         state = {"progress": dataclasses.asdict(self.progress), "workers": workers}
         with self.store.writing(self.progress.iteration, state) as folder:
-            await self.learner.call_one(0, "export", folder / "policy")
+            await self.learner.call("export", folder / "policy")
         return Checkpoint(self.store.path(self.progress.iteration), self.progress.iteration)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
@@ -214,6 +216,16 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
     return end
 
 
+def make_launcher(recipe: Recipe, flow: Flow, plan: Plan) -> Launcher:
+    """The launcher that the plan names."""
+    options: dict[str, Any] = {"seed": recipe.seed, "deadline": recipe.cluster.deadline_seconds}
+    if plan.launcher == "inline":
+        return InlineLauncher(flow, plan, **options)
+    from embodied.scheduler.ray_launcher import RayLauncher
+
+    return RayLauncher(flow, plan, address=recipe.cluster.address, **options)
+
+
 def _stage_times(spent: dict[tuple[str, str, str], float]) -> dict[str, float]:
     """Busy seconds per stage and operation of the iteration that has just passed."""
     times: dict[str, float] = {}
@@ -238,9 +250,8 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
     Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
     """
     torch.set_num_threads(recipe.cluster.threads)
-    device = recipe.device()
     flow = embodied_flow(recipe, folder.path / "alarms")
-    plan = Plan.from_json(folder.plan.read_text()) if resume else single_device_plan(flow, device, recipe.env.slots)
+    plan = Plan.from_json(folder.plan.read_text()) if resume else make_plan(recipe, flow)
     if not resume:
         folder.config.write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
         folder.plan.write_text(plan.to_json())
@@ -254,8 +265,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
             screen.say(f"run folder: {folder.path}")
             screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
             screen.say(f"starting {recipe.env.num_envs} x {recipe.env.id} ...")
-            system = InlineLauncher(flow, plan, seed=recipe.seed, deadline=recipe.cluster.deadline_seconds)
-            async with system:
+            async with make_launcher(recipe, flow, plan) as system:
                 await system.sync_weights(0)
                 run = TrainingRun(recipe, folder, system, screen)
                 checkpoint = run.store.latest() if resume else None

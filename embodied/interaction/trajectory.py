@@ -23,6 +23,7 @@ class Trajectory(TensorClass):
     state_values float32 [T+1, B, V]: of the observations decided on and of the one after the last decision.
     final_values float32 [T, B, V]: of the true last observation of an episode that ended within decision t, else 0.
     (state_values and final_values have V == 0 for a policy without value head.)
+    env_ids int64 [T, B]: number of the environment among those of all workers.
     group_ids int64 [T, B]: which group's attempt decision t belongs to.
     assignments int64 [T, B, 3]: task, initial state, seed of the episode decision t belongs to.
     versions int64 [T, B]: version of the weights that decided.
@@ -38,6 +39,7 @@ class Trajectory(TensorClass):
     valid: torch.Tensor
     state_values: torch.Tensor
     final_values: torch.Tensor
+    env_ids: torch.Tensor
     group_ids: torch.Tensor
     assignments: torch.Tensor
     versions: torch.Tensor
@@ -91,6 +93,7 @@ class TrajectoryBuilder:
             rewards=torch.zeros(steps, envs, chunk),
             state_values=torch.zeros(steps + 1, envs, values),
             final_values=torch.zeros(steps, envs, values),
+            env_ids=torch.zeros(steps, envs, dtype=torch.int64),
             group_ids=torch.zeros(steps, envs, dtype=torch.int64),
             assignments=torch.zeros(steps, envs, 3, dtype=torch.int64),
             versions=torch.zeros(steps, envs, dtype=torch.int64),
@@ -98,7 +101,15 @@ class TrajectoryBuilder:
             **flags,
         )
 
-    def add(self, t: int, rows: slice, decision: Decision, result: StepResult, group_ids: torch.Tensor) -> None:
+    def add(
+        self,
+        t: int,
+        rows: slice,
+        decision: Decision,
+        result: StepResult,
+        env_ids: torch.Tensor,
+        group_ids: torch.Tensor,
+    ) -> None:
         """Store decision `t` of the environments `rows` and what it led to."""
         if self._record is None:
             self._record = self._allocate(decision, result)
@@ -113,6 +124,7 @@ class TrajectoryBuilder:
         record.terminated[t, rows] = result.terminated
         record.truncated[t, rows] = result.truncated
         record.valid[t, rows] = result.valid
+        record.env_ids[t, rows] = env_ids
         record.group_ids[t, rows] = group_ids
         record.assignments[t, rows] = result.episodes.assignments.stack()
         record.versions[t, rows] = decision.version

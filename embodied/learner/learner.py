@@ -12,11 +12,13 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from embodied.algorithms import alarms
 from embodied.algorithms.statistics import Mean, Statistic, merge
 from embodied.config import config
 from embodied.errors import CorrectnessAlarm
+from embodied.learner.sharding import full, like
 
 Batch = TypeVar("Batch")
 
@@ -30,6 +32,7 @@ class LearnerConfig:
     micro_batch: decisions per forward and backward pass; None takes the global batch.
     target_kl: stop the epochs of an iteration once the approximate KL to the acting policy exceeds it; None never does.
     precision: arithmetic of the forward pass; parameters and optimiser state are float32.
+    activations: "recompute" computes those of every block again in the backward pass instead of keeping them.
     """
 
     lr: float = 3e-4
@@ -43,6 +46,7 @@ class LearnerConfig:
     micro_batch: int | None = None
     target_kl: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
+    activations: Literal["keep", "recompute"] = "keep"
 
     def __post_init__(self) -> None:
         for name in ("lr", "value_lr", "eps", "grad_clip", "target_kl"):
@@ -106,6 +110,7 @@ class Learner:
                 parameter.grad = None
         limit = self.options.grad_clip or float("inf")
         norm = nn.utils.clip_grad_norm_(moving, limit, foreach=True) if moving else torch.zeros(())
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not bool(torch.isfinite(norm)):
             named = [(f"{role}[{i}]", p) for role, params in self.groups.items() for i, p in enumerate(params)]
             alarms.require_finite_gradients(named)
@@ -119,12 +124,16 @@ class Learner:
         return merged, taken
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state, with string keys throughout."""
-        state = self.optimizer.state_dict()
-        return {"state": {str(index): dict(entry) for index, entry in state["state"].items()}}
+        """The optimiser's state, whole, with string keys throughout; every rank must call."""
+        state = self.optimizer.state_dict()["state"]
+        return {"state": {str(index): {k: full(v) for k, v in entry.items()} for index, entry in state.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; learning rates and the like come from the options."""
         current = self.optimizer.state_dict()
-        current["state"] = {int(index): entry for index, entry in state["state"].items()}
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        current["state"] = {
+            int(index): {k: like(v, parameters[int(index)]) if v.dim() else v for k, v in entry.items()}
+            for index, entry in state["state"].items()
+        }
         self.optimizer.load_state_dict(current)

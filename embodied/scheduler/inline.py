@@ -9,6 +9,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from embodied.errors import ConfigurationError
 from embodied.scheduler.channel import Channel, Fan, InProcessLane, Receiver, Sender
 from embodied.scheduler.flow import Flow
 from embodied.scheduler.launcher import Launcher, WorkerGroup, run_operation
@@ -43,6 +44,13 @@ class InlineLauncher(Launcher):
         self.trace = Trace()
         self._seed, self._deadline = seed, deadline
         self._channels: list[Channel] = []
+        self._sharing = False
+        for name, stage in flow.stages.items():
+            if stage.worker.collective and len(plan.stages[name].devices) > 1:
+                raise ConfigurationError(
+                    f"stage {name} has {len(plan.stages[name].devices)} workers that act as one; they need "
+                    "processes of their own: cluster.launcher=ray"
+                )
 
     async def start(self) -> None:
         """Make all workers and channels."""
@@ -85,11 +93,13 @@ class InlineLauncher(Launcher):
                 await worker.close()
 
     async def sync_weights(self, version: int) -> None:
-        """Within one process the tensors are shared: nothing is copied."""
+        """Within one process the tensors are shared, once: nothing is copied."""
         for edge in self.flow.weight_edges:
-            weights = self.groups[edge.source].workers[0].weights()
             for worker in self.groups[edge.target].workers:
-                worker.adopt_weights(weights, version)
+                if not self._sharing:
+                    worker.share_weights(self.groups[edge.source].workers[0].weights())
+                worker.weights_changed(version)
+        self._sharing = True
 
     async def drain(self) -> int:
         """Empty all channels."""

@@ -18,7 +18,7 @@ from embodied.scheduler.flow import ACCELERATOR, Flow
 class StagePlan:
     """One stage's placement.
 
-    devices: torch device names its workers use, one worker each, in rank order.
+    devices: where its workers are, one worker each, in rank order; see `scheduler.cluster`.
     granularity: items handed on at once; None hands on everything at the end of the round.
     slots: sub-batches served in turn. resident: device state stays on the device between the stage's turns.
     """
@@ -38,7 +38,7 @@ class Plan:
     """A flow's placement: the launcher and every stage's plan, with the reason it was chosen."""
 
     flow: str
-    launcher: Literal["inline"]
+    launcher: Literal["inline", "ray"]
     stages: dict[str, StagePlan]
     why: str = ""
 

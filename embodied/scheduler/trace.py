@@ -26,7 +26,6 @@ class Trace:
     """Spans of all workers of this process, on one clock."""
 
     def __init__(self) -> None:
-        self.start = time.perf_counter()
         self._spans: collections.deque[tuple[str, str, str, float, float]] = collections.deque(maxlen=MAX_SPANS)
         self._totals: dict[tuple[str, str, str], float] = collections.defaultdict(float)
 
@@ -50,22 +49,32 @@ class Trace:
         self._totals.clear()
         return totals
 
+    def spans(self) -> list[tuple[str, str, str, float, float]]:
+        """The newest spans: worker, name, category, begin and end in seconds of `time.perf_counter()`."""
+        return list(self._spans)
+
     def write(self, path: Path) -> None:
         """Write the newest spans as a trace-event file."""
-        workers = {w: i for i, w in enumerate(dict.fromkeys(span[0] for span in self._spans))}
-        events: list[dict] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": i, "args": {"name": w}} for w, i in workers.items()
-        ]
-        for worker, name, category, begin, end in self._spans:
-            events.append(
-                {
-                    "ph": "X",
-                    "name": name,
-                    "cat": category,
-                    "pid": 0,
-                    "tid": workers[worker],
-                    "ts": round((begin - self.start) * 1e6, 1),
-                    "dur": round((end - begin) * 1e6, 1),
-                }
-            )
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        write_spans(self.spans(), path)
+
+
+def write_spans(spans: list[tuple[str, str, str, float, float]], path: Path) -> None:
+    """Write spans of any number of workers as one trace-event file; time starts with the first of them."""
+    start = min((span[3] for span in spans), default=0.0)
+    workers = {w: i for i, w in enumerate(sorted({span[0] for span in spans}))}
+    events: list[dict] = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": i, "args": {"name": w}} for w, i in workers.items()
+    ]
+    for worker, name, category, begin, end in spans:
+        events.append(
+            {
+                "ph": "X",
+                "name": name,
+                "cat": category,
+                "pid": 0,
+                "tid": workers[worker],
+                "ts": round((begin - start) * 1e6, 1),
+                "dur": round((end - begin) * 1e6, 1),
+            }
+        )
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

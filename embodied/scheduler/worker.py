@@ -65,6 +65,7 @@ class WorkerContext:
     stage, rank, world: its stage's name, its index among the stage's workers and how many there are.
     device: torch device name of its tensors. seed: the run's seed.
     trace: where its spans go. deadline: seconds any single wait may take.
+    ranks: process group of the stage's workers for collectives; None in a run of one process.
     """
 
     stage: str
@@ -74,6 +75,7 @@ class WorkerContext:
     seed: int
     trace: Trace
     deadline: float
+    ranks: Any = None
 
     @property
     def name(self) -> str:
@@ -82,7 +84,12 @@ class WorkerContext:
 
 
 class Worker:
-    """Base of all workers; subclasses add async operations that a run calls through their group."""
+    """Base of all workers; subclasses add operations, async or not, that a run calls through their group.
+
+    collective: the stage's workers act as one by collectives, so several of them need processes of their own.
+    """
+
+    collective = False
 
     def __init__(self, context: WorkerContext, options: Any = None) -> None:
         self.context = context
@@ -118,12 +125,15 @@ class Worker:
         """Continue from a `state_dict`."""
 
     def weights(self) -> dict[str, Any]:
-        """The named tensors that a weight edge carries; for the source of one."""
-        raise NotImplementedError(f"{type(self).__name__} is the source of a weight edge but offers no weights()")
+        """The worker's own named tensors, for either end of a weight edge."""
+        raise NotImplementedError(f"{type(self).__name__} is at the end of a weight edge but offers no weights()")
 
-    def adopt_weights(self, weights: dict[str, Any], version: int) -> None:
-        """Act with `weights` from now on; for the target of a weight edge. Tensors may be shared with the source."""
-        raise NotImplementedError(f"{type(self).__name__} is the target of a weight edge but has no adopt_weights()")
+    def share_weights(self, weights: dict[str, Any]) -> None:
+        """Hold these very tensors from now on; for the target of a weight edge within one process."""
+        raise NotImplementedError(f"{type(self).__name__} is the target of a weight edge but cannot share weights")
+
+    def weights_changed(self, version: int) -> None:
+        """The tensors of `weights` now hold `version`: drop whatever was computed with the old ones."""
 
     def memory(self) -> int:
         """Bytes of device state that `unload` would free."""

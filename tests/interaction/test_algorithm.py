@@ -25,6 +25,7 @@ def trajectory(**changes) -> Trajectory:
         "actions": torch.zeros(2, 1, 2, 3),
         "tokens": torch.zeros(2, 1, 2, 3),
         "logprobs": torch.zeros(2, 1, 2, 3),
+        "env_ids": torch.zeros(2, 1, dtype=torch.int64),
         "group_ids": torch.zeros(2, 1, dtype=torch.int64),
         "assignments": torch.zeros(2, 1, 3, dtype=torch.int64),
         "versions": torch.zeros(2, 1, dtype=torch.int64),
@@ -39,7 +40,7 @@ def options(**changes) -> AlgorithmConfig:
 
 
 def test_action_level_advantages_bootstrap_from_the_true_final_observation_and_do_not_leak():
-    samples, _ = make_samples(trajectory(), options())
+    samples, _, _ = make_samples(trajectory(), options())
     # chunk 2, backwards: 3 + .5*30 - 21 = -3;   2 + .5*21 - 20 = -7.5, plus .25 * -3 = -8.25
     # chunk 1, truncated: 1 + .5*40 (head's first value of the final observation) - 10 = 11, nothing from chunk 2
     assert samples.advantages.tolist() == [[11.0, 0.0], [-8.25, -3.0]]
@@ -54,7 +55,7 @@ def test_chunk_level_sums_the_rewards_of_the_valid_actions():
         final_values=torch.tensor([[[40.0]], [[0.0]]]),
         rewards=torch.tensor([[[1.0, 99.0]], [[2.0, 3.0]]]),
     )
-    samples, _ = make_samples(record, options(reward_level="chunk", logprob_level="chunk"))
+    samples, _, _ = make_samples(record, options(reward_level="chunk", logprob_level="chunk"))
     # chunk 2: 5 + .5*30 - 20 = 0;   chunk 1: 1 + .5*40 - 10 = 11
     assert samples.advantages.tolist() == [11.0, 0.0]
     assert samples.returns.tolist() == [[21.0], [20.0]]
@@ -70,7 +71,7 @@ def test_terminated_bootstraps_from_nothing_by_default_and_from_the_final_value_
 def test_rows_without_a_valid_action_are_left_out():
     valid = torch.tensor([[[True, True]], [[False, False]]])
     ended = torch.tensor([[[False, True]], [[False, False]]])
-    samples, _ = make_samples(trajectory(valid=valid, truncated=ended), options())
+    samples, _, _ = make_samples(trajectory(valid=valid, truncated=ended), options())
     assert len(samples) == 1
 
 
@@ -90,6 +91,7 @@ def group_trajectory(scores, group_ids):
         final_values=torch.zeros(2, envs, 0),
         tokens=torch.zeros(2, envs, 1, 3),
         logprobs=torch.zeros(2, envs, 1, 3),
+        env_ids=torch.arange(envs).expand(2, envs).clone(),
         group_ids=torch.tensor(group_ids).expand(2, envs).clone(),
         assignments=torch.zeros(2, envs, 3, dtype=torch.int64),
         versions=torch.zeros(2, envs, dtype=torch.int64),
@@ -100,14 +102,14 @@ GRPO = {"advantage": "grpo", "loss": "ppo", "group_size": 2, "deviation": "none"
 
 
 def test_grpo_scores_the_first_episode_within_its_group_whatever_the_order():
-    samples, statistics = make_samples(group_trajectory([1.0, 5.0, 0.0, 5.0], [8, 9, 8, 9]), options(**GRPO))
+    samples, _, statistics = make_samples(group_trajectory([1.0, 5.0, 0.0, 5.0], [8, 9, 8, 9]), options(**GRPO))
     assert samples.advantages.flatten().tolist() == [0.5, 0.0, -0.5, 0.0]
     assert float(statistics["group/informative_fraction"].value()) == 0.5
 
 
 def test_filtered_groups_leave_the_samples_and_so_every_denominator():
     algorithm = options(**GRPO, filter_rewards=(0.4, 0.6))
-    samples, statistics = make_samples(group_trajectory([1.0, 5.0, 0.0, 5.0], [8, 9, 8, 9]), algorithm)
+    samples, _, statistics = make_samples(group_trajectory([1.0, 5.0, 0.0, 5.0], [8, 9, 8, 9]), algorithm)
     assert samples.advantages.flatten().tolist() == [0.5, -0.5]
     assert samples.trajectory.tolist() == [0, 6]  # the first episodes of environments 0 and 2
     assert float(statistics["group/kept_fraction"].value()) == 0.5
@@ -138,6 +140,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(level, aggregat
         final_values=torch.zeros(decisions, envs, chunk),
         tokens=normal(decisions, envs, chunk, tokens),
         logprobs=normal(decisions, envs, chunk, tokens),
+        env_ids=torch.arange(envs).expand(decisions, envs).clone(),
         group_ids=torch.zeros(decisions, envs, dtype=torch.int64),
         assignments=torch.zeros(decisions, envs, 3, dtype=torch.int64),
         versions=torch.zeros(decisions, envs, dtype=torch.int64),
@@ -145,18 +148,18 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(level, aggregat
     algorithm = options(
         logprob_level=level, entropy_level="token", aggregation=aggregation, entropy_coefficient=0.1, value_clip=0.2
     )
-    samples, _ = make_samples(record, algorithm)
-    loss = EmbodiedLoss(algorithm, samples)
+    samples, _, _ = make_samples(record, algorithm)
+    loss = EmbodiedLoss(algorithm)
     rows = torch.randperm(len(samples), generator=generator)[: len(samples) - 3]
     batch = samples[rows]
-    denominators = loss.denominators(batch, rows)
+    denominators = loss.denominators(batch)
 
     def gradient(size):
         weight = torch.tensor([0.9, 1.1, 0.5], dtype=torch.float64, requires_grad=True)
-        for part, part_rows in zip(batch.split(size), rows.split(size), strict=True):
+        for part in batch.split(size):
             logprobs = part.logprobs.double() * weight
             evaluation = Evaluation(logprobs, logprobs.exp() * weight, part.state_values.double() * weight.sum())
-            share, _ = loss(part, part_rows, evaluation, denominators)
+            share, _ = loss(part, evaluation, denominators)
             share.backward()
         return weight.grad
 

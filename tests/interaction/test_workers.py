@@ -60,7 +60,7 @@ def collect(monkeypatch, config, *, decisions, chunk=3, rounds=1, values=1, grou
 def differences(first, second):
     """Names of the fields that are not equal to the bit."""
     a, b = (record.to_tensordict().flatten_keys() for record in (first, second))
-    assert len(a.keys()) == 13
+    assert len(a.keys()) == 14
     return [name for name in a.keys() if not torch.equal(a[name], b[name])]  # noqa: SIM118 - a TensorDict
 
 

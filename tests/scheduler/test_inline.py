@@ -37,8 +37,11 @@ class Sink(Worker):
     async def setup(self, announced):
         self.limit = announced["source"]["limit"]
 
-    def adopt_weights(self, weights, version):
-        self.scale, self.version = weights["scale"], version
+    def share_weights(self, weights):
+        self.scale = weights["scale"]
+
+    def weights_changed(self, version):
+        self.version = version
 
     async def run(self):
         return [number * self.scale async for _, number in self.numbers], self.limit, self.version

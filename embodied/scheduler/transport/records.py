@@ -5,8 +5,9 @@ tensor, array and byte string is one aligned buffer behind it. Nothing is pickle
 that came over the wire: a class is rebuilt only if a codec was made for it, or if it is marked with `@record`.
 
 Wire form: uint32 length of the layout, uint32 length of the values, layout (JSON), values (JSON), then the body at the
-next multiple of 64 bytes. Tensors arrive on the CPU, detached and contiguous; tensors that share storage arrive apart.
-A transport that can move the tensors of one kind of device by itself has them kept out of the body (`apart`).
+next multiple of 64 bytes. Tensors arrive on the CPU, detached and contiguous; tensors that shared storage no longer do,
+and a TensorDict names no device. A transport that can move the tensors of one kind of device by itself has them kept
+out of the body (`apart`).
 """
 
 from __future__ import annotations

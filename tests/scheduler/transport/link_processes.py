@@ -1,4 +1,4 @@
-"""Real processes for the tests of links: a forked child runs one function and reports how it ended."""
+"""Real processes for the tests of links: a child runs one function and reports how it ended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from embodied.scheduler.transport.shared_memory import Listener, connect
 
 
 class Child:
-    """A forked process running `work(*args)`; `ended()` waits for it and returns its exit code."""
+    """A process running `work(*args)`; `ended()` waits for it and returns its exit code. Where a GPU is involved the
+    start method is "spawn": CUDA does not survive a fork."""
 
-    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
-        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(work, args), daemon=True)
+    def __init__(self, work: Callable[..., Any], *args: Any, method: str = "fork") -> None:
+        self._process = multiprocessing.get_context(method).Process(target=self._run, args=(work, args), daemon=True)
         self._process.start()
         self.pid = self._process.pid
 
@@ -63,11 +64,11 @@ def both_ends(**options: Any) -> tuple[SharedMemoryOutgoing, SharedMemoryIncomin
 
 @contextlib.contextmanager
 def reading_from(
-    work: Callable[..., Any], *args: Any, deadline: float = 20.0
+    work: Callable[..., Any], *args: Any, deadline: float = 20.0, method: str = "fork"
 ) -> Iterator[tuple[SharedMemoryIncoming, Child]]:
     """The reader's end here; `work(address, *args)` in a child writes."""
     waiting = listener(deadline=deadline)
-    child = Child(work, waiting.address, *args)
+    child = Child(work, waiting.address, *args, method=method)
     try:
         with waiting.accept() as incoming:
             yield incoming, child

@@ -1,0 +1,322 @@
+"""The process that a worker lives in when it is not the launcher's own: ports made of links, operations on request.
+
+Lanes of outputs write to links. For every link of an input a pump moves items into the worker's channel; when the
+channel is full the pump stops, the link fills, and the producer waits. The worker itself cannot tell the difference
+from a run in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import traceback
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from embodied.errors import ChannelClosed, DeadlineExceeded, EmbodiedError
+from embodied.scheduler.channel import Channel, Fan, Receiver, Sender
+from embodied.scheduler.launcher import run_operation
+from embodied.scheduler.routing import Route
+from embodied.scheduler.trace import Trace
+from embodied.scheduler.transport import Codec, Ends, Incoming, Outgoing, Transport
+from embodied.scheduler.transport import shared_memory as shm
+from embodied.scheduler.transport.torch_link import Route as TorchRoute
+from embodied.scheduler.transport.torch_link import TorchIncoming, TorchOutgoing
+from embodied.scheduler.weights import Bucket, buckets, full_tensors, store, verify
+from embodied.scheduler.worker import Worker, WorkerContext
+
+# a link of torch.distributed cannot wait again after a deadline, and between rounds nothing comes
+_IDLE_SECONDS = 30 * 24 * 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HostedEdge:
+    """An edge of the flow between hosted workers.
+
+    number: its index. producers, consumers: names by rank. transports: of each (producer, consumer). places: of each
+    producer and consumer among all hosts, for transports of torch.distributed; empty where there is no such group.
+    """
+
+    number: int
+    name: str
+    source_port: str
+    target_port: str
+    kind: type
+    capacity: int
+    route: Route
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+    transports: dict[tuple[int, int], Transport]
+    places: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostedWorker:
+    """What a host is told about its worker."""
+
+    worker: type[Worker]
+    options: Any
+    stage: str
+    rank: int
+    world: int
+    device: str
+    seed: int
+    deadline: float
+    cores: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendezvous:
+    """How all hosts of a run find each other for collectives: a TCP store, this host's place among all of them, and the
+    places of every stage's workers (in the order in which all hosts make the groups)."""
+
+    address: str
+    port: int
+    place: int
+    places: int
+    stages: dict[str, tuple[int, ...]]
+    backend: str
+
+
+class LinkLane:
+    """A lane over a link; the end of a round is an item of its own."""
+
+    def __init__(self, link: Outgoing) -> None:
+        self._link = link
+
+    async def put(self, item: Any, key: Hashable) -> None:
+        """Send an item."""
+        await self._link.send_async(item, key)
+
+    async def end(self) -> None:
+        """Send the end of the round."""
+        await self._link.send_async(None, 0)
+
+
+class WorkerHost:
+    """One worker with its links."""
+
+    def __init__(self, hosted: HostedWorker) -> None:
+        if hosted.cores:
+            os.sched_setaffinity(0, hosted.cores)
+        torch.set_num_threads(1)
+        self.trace = Trace()
+        self._hosted = hosted
+        context = WorkerContext(
+            hosted.stage, hosted.rank, hosted.world, hosted.device, hosted.seed, self.trace, hosted.deadline
+        )
+        self._context = context
+        self._listeners: dict[tuple[int, int], shm.Listener] = {}
+        self._channels: dict[int, Channel] = {}
+        self._pumps: list[asyncio.Task[None]] = []
+        self._links: list[Incoming | Outgoing] = []
+        self._weights_out: dict[int, list[Outgoing]] = {}
+        self._weights_in: dict[int, Incoming] = {}
+        self._sent_once: set[int] = set()
+        self.worker: Worker | None = None
+
+    async def meet(self, rendezvous: Rendezvous) -> None:
+        """Join the other hosts for collectives; the worker's context gets its stage's process group."""
+        await asyncio.to_thread(self._meet, rendezvous)
+
+    def _meet(self, rendezvous: Rendezvous) -> None:
+        import datetime as dt
+
+        store_ = dist.TCPStore(
+            rendezvous.address,
+            rendezvous.port,
+            rendezvous.places,
+            is_master=rendezvous.place == 0,
+            timeout=dt.timedelta(seconds=self._hosted.deadline),
+        )
+        dist.init_process_group(
+            rendezvous.backend,
+            store=store_,
+            rank=rendezvous.place,
+            world_size=rendezvous.places,
+            timeout=dt.timedelta(seconds=self._hosted.deadline),
+        )
+        groups = {stage: dist.new_group(list(places)) for stage, places in rendezvous.stages.items()}
+        self._context = dataclasses.replace(self._context, ranks=groups[self._hosted.stage])
+
+    async def create(self) -> None:
+        """Make the worker."""
+        self.worker = self._hosted.worker(self._context, self._hosted.options)
+
+    def _ends(self, edge: HostedEdge, producer: int, consumer: int, *, sending: bool) -> Ends:
+        names = (edge.producers[producer], edge.consumers[consumer])
+        here, there = names if sending else names[::-1]
+        return Ends(f"{edge.name} [{producer}>{consumer}]", here, there)
+
+    async def listen(self, edges: list[HostedEdge]) -> dict[tuple[int, int], str]:
+        """Addresses, by (edge number, producer rank), where this worker's inputs wait for their producers."""
+        addresses = {}
+        for edge in edges:
+            for producer in range(len(edge.producers)):
+                if edge.transports[producer, self._hosted.rank] is Transport.TORCH:
+                    continue
+                ends = self._ends(edge, producer, self._hosted.rank, sending=False)
+                codec = _codec(edge, producer, self._hosted.rank)
+                listener = shm.Listener(ends, codec, deadline=self._hosted.deadline, trace=self.trace)
+                self._listeners[edge.number, producer] = listener
+                addresses[edge.number, producer] = listener.address
+        return addresses
+
+    async def join(
+        self,
+        inputs: list[HostedEdge],
+        outputs: list[HostedEdge],
+        weight_edges: set[int],
+        addresses: dict[tuple[int, int, int], str],
+    ) -> None:
+        """Connect to every consumer and take in every producer; addresses by (edge, producer, consumer)."""
+        rank, worker = self._hosted.rank, self.worker
+        assert worker is not None
+        fans: dict[str, list[Fan]] = {}
+        for edge in outputs:
+            links = []
+            for consumer in range(len(edge.consumers)):
+                links.append(self._connect(edge, consumer, addresses))
+            self._links += links
+            if edge.number in weight_edges:
+                self._weights_out[edge.number] = links
+            else:
+                fan = Fan([LinkLane(link) for link in links], edge.route, rank, len(edge.producers))
+                fans.setdefault(edge.source_port, []).append(fan)
+        worker.ports.update({port: Sender(port_fans) for port, port_fans in fans.items()})
+        for edge in inputs:
+            channel = self._channel(edge, worker)
+            for producer, name in enumerate(edge.producers):
+                link = await self._accept(edge, producer)
+                self._links.append(link)
+                if edge.number in weight_edges:
+                    self._weights_in[edge.number] = link
+                else:
+                    self._pumps.append(asyncio.create_task(self._pump(link, channel, name)))
+            if edge.number not in weight_edges:
+                self._channels[edge.number] = channel
+                worker.ports[edge.target_port] = Receiver(channel, worker.name)
+
+    def _connect(self, edge: HostedEdge, consumer: int, addresses: dict[tuple[int, int, int], str]) -> Outgoing:
+        rank, deadline = self._hosted.rank, self._hosted.deadline
+        ends, codec = self._ends(edge, rank, consumer, sending=True), _codec(edge, rank, consumer)
+        if edge.transports[rank, consumer] is Transport.TORCH:
+            return TorchOutgoing(ends, self._torch_route(edge, edge.places[1][consumer]), codec, deadline=deadline)
+        address = addresses[edge.number, rank, consumer]
+        return shm.connect(address, ends, codec, deadline=deadline, trace=self.trace)
+
+    async def _accept(self, edge: HostedEdge, producer: int) -> Incoming:
+        rank = self._hosted.rank
+        if edge.transports[producer, rank] is Transport.TORCH:
+            ends, codec = self._ends(edge, producer, rank, sending=False), _codec(edge, producer, rank)
+            route = self._torch_route(edge, edge.places[0][producer])
+            return TorchIncoming(ends, route, codec, deadline=_IDLE_SECONDS)
+        return await asyncio.to_thread(self._listeners.pop((edge.number, producer)).accept)
+
+    def _torch_route(self, edge: HostedEdge, peer: int) -> TorchRoute:
+        return TorchRoute(peer, tag=edge.number, device=self._hosted.device)
+
+    def _channel(self, edge: HostedEdge, worker: Worker) -> Channel:
+        return Channel(
+            edge.name,
+            list(edge.producers),
+            [worker.name],
+            edge.kind,
+            capacity=edge.capacity,
+            deadline=self._hosted.deadline,
+            trace=self.trace,
+        )
+
+    async def _pump(self, link: Incoming, channel: Channel, producer: str) -> None:
+        while True:
+            try:
+                key, item = await link.recv_async()
+            except DeadlineExceeded:
+                continue  # between rounds nothing comes; whoever needs an item has a deadline of its own
+            except ChannelClosed:
+                return
+            except EmbodiedError as error:
+                await channel.close(error)
+                return
+            if item is None:
+                await channel.end(producer)
+            else:
+                await channel.put(item, key, producer)
+            del item  # a view of the link's memory must not outlive its use here
+
+    async def run(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """Run one of the worker's operations."""
+        assert self.worker is not None
+        return await run_operation(self.worker, operation, arguments)
+
+    async def send_weights(self, edge: int, version: int) -> None:
+        """Send the worker's weights along a weight edge; after the first time only what can have changed."""
+        assert self.worker is not None
+        links = self._weights_out.get(edge, [])
+        weights = self.worker.weights()
+        if edge in self._sent_once:
+            weights = {n: t for n, t in weights.items() if t.requires_grad or not isinstance(t, torch.nn.Parameter)}
+        self._sent_once.add(edge)
+        for bucket in buckets(full_tensors(weights), version):
+            for link in links:
+                await link.send_async(bucket)
+
+    async def receive_weights(self, edge: int, version: int) -> None:
+        """Take weights in, verify them, and tell the worker."""
+        assert self.worker is not None
+        link, target = self._weights_in[edge], self.worker.weights()
+        while True:
+            _, bucket = await link.recv_async()
+            assert isinstance(bucket, Bucket)
+            store(bucket, target)
+            if bucket.marks is not None:
+                verify(bucket.marks, target, version)
+                self.worker.weights_changed(version)
+                return
+
+    async def drain(self) -> int:
+        """Empty the worker's channels."""
+        return sum([len(await channel.drain()) for channel in self._channels.values()])
+
+    async def take_times(self) -> dict[tuple[str, str, str], float]:
+        """Seconds per span name since the last call."""
+        return self.trace.take_totals()
+
+    async def spans(self) -> list[tuple[str, str, str, float, float]]:
+        """The newest spans, with times of this machine's monotonic clock."""
+        return self.trace.spans()
+
+    async def close(self) -> None:
+        """Close the worker, then its links."""
+        for pump in self._pumps:
+            pump.cancel()
+        for channel in self._channels.values():
+            await channel.close(asyncio.CancelledError("the run is over"))
+        if self.worker is not None:
+            await self.worker.close()
+        for listener in self._listeners.values():
+            listener.close()
+        for link in self._links:
+            with contextlib.suppress(EmbodiedError):  # the other end may be gone already
+                link.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _codec(edge: HostedEdge, producer: int, consumer: int) -> Codec:
+    transport = edge.transports[producer, consumer]
+    if transport is Transport.CUDA_IPC:
+        from embodied.scheduler.transport.cuda_ipc import CudaIpcCodec
+
+        return CudaIpcCodec(edge.kind)
+    return Codec(edge.kind)
+
+
+def describe_failure(error: BaseException) -> tuple[str, str, str]:
+    """What travels of an exception: its class, its message, and its traceback as text."""
+    return type(error).__name__, str(error), "".join(traceback.format_exception(error))

@@ -1,0 +1,353 @@
+"""The Ray launcher: a process for every worker, on any node of a cluster. Ray makes processes and carries control
+calls; items and weights go around it, through links.
+
+Without `address` it starts a Ray of its own on this machine and ends it again, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import embodied.errors
+from embodied.errors import ConfigurationError, EmbodiedError, WorkerError
+from embodied.scheduler.cluster import Node, Placed, place
+from embodied.scheduler.flow import Flow
+from embodied.scheduler.host import HostedEdge, HostedWorker, Rendezvous, WorkerHost, describe_failure
+from embodied.scheduler.launcher import Launcher, WorkerGroup
+from embodied.scheduler.plan import Plan
+from embodied.scheduler.routing import Route
+from embodied.scheduler.tasks import together
+from embodied.scheduler.trace import write_spans
+from embodied.scheduler.transport import Location, choose
+from embodied.scheduler.weights import Bucket
+
+log = logging.getLogger(__name__)
+
+# Ray's own shared memory carries control messages only
+_OBJECT_STORE_BYTES = 128 << 20
+# devices are named by the plan; Ray is told not to hide them from a process that reserves none
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in another process, as text; the cause of the exception raised here."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+class _HostActor:
+    """A WorkerHost as a Ray actor; failures travel as values, so that they arrive as they were."""
+
+    def __init__(self, hosted: HostedWorker) -> None:
+        self._host = WorkerHost(hosted)
+
+    async def do(self, method: str, *arguments: Any) -> tuple[bool, Any]:
+        try:
+            return True, await getattr(self._host, method)(*arguments)
+        except Exception as error:  # whatever it is must reach the launcher
+            return False, describe_failure(error)
+
+    async def facts(self) -> tuple[str, int, int]:
+        """This process's node address, a free port on it, and its process id."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, probe.getsockname()[1], os.getpid()
+
+
+class RayGroup(WorkerGroup):
+    """Workers behind actors."""
+
+    def __init__(self, stage: str, names: list[str], actors: list[Any]) -> None:
+        self.stage = stage
+        self.size = len(actors)
+        self.names = names
+        self.actors = actors
+
+    async def call_one(self, rank: int, operation: str, *arguments: Any) -> Any:
+        """Run an operation on one worker."""
+        return await self.host(rank, "run", operation, arguments)
+
+    async def host(self, rank: int, method: str, *arguments: Any) -> Any:
+        """Call the host's own method."""
+        reference = self.actors[rank].do.remote(method, *arguments)
+        try:
+            done, value = await reference
+        except RayActorError as error:
+            raise WorkerError(
+                f"the process of {self.names[rank]} died during {method} {arguments[:1]}: {_reason(error)}"
+            ) from None
+        except RayError as error:
+            raise WorkerError(f"Ray lost {self.names[rank]} during {method}: {_reason(error)}") from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(RayError):
+                ray.cancel(reference)
+            raise
+        if done:
+            return value
+        name, message, trace = value
+        kind = getattr(embodied.errors, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, EmbodiedError)):
+            kind = WorkerError
+            message = message if name == "WorkerError" else f"{self.names[rank]} failed in {method}: {name}: {message}"
+        raise kind(message) from RemoteTraceback(trace)
+
+    async def hosts(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of all hosts of the group."""
+        return await together([self.host(rank, method, *arguments) for rank in range(self.size)])
+
+
+class RayLauncher(Launcher):
+    """Carries out a plan on a Ray cluster."""
+
+    groups: dict[str, RayGroup]  # type: ignore[assignment]
+
+    def __init__(self, flow: Flow, plan: Plan, *, seed: int, deadline: float, address: str | None = None) -> None:
+        flow.validate()
+        plan.check(flow)
+        self.flow, self.plan = flow, plan
+        self.groups, self.announced = {}, {}
+        self._seed, self._deadline, self._address = seed, deadline, address
+        self._started_ray = False
+        self._weight_edges: dict[int, tuple[str, str]] = {}
+
+    async def start(self) -> None:
+        """Start or join Ray, make all hosts, join them."""
+        self._start_ray()
+        nodes = cluster_nodes()
+        placed = place(self.flow, self.plan, nodes)
+        self._make_hosts(placed)
+        if self._needs_group(placed):
+            await self._meet(placed)
+        await together([group.hosts("create") for group in self.groups.values()])
+        await self._join(placed)
+
+    def _start_ray(self) -> None:
+        if ray.is_initialized():
+            if self._address is not None:
+                raise ConfigurationError("this process is connected to Ray already; leave cluster.address out")
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {
+            "include_dashboard": False,
+            "logging_level": logging.WARNING,
+            "namespace": "embodied",
+        }
+        try:
+            if self._address is not None:
+                ray.init(address=self._address, **{k: v for k, v in options.items() if k != "include_dashboard"})
+            else:
+                ray.init(object_store_memory=_OBJECT_STORE_BYTES, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"reach the Ray cluster at {self._address}" if self._address else "start Ray on this machine"
+            raise ConfigurationError(f"cannot {where}: {error}") from error
+        self._started_ray = True
+
+    def _make_hosts(self, placed: dict[str, list[Placed]]) -> None:
+        actor = ray.remote(_HostActor)
+        for name, stage in self.flow.stages.items():
+            actors, names = [], []
+            for rank, spot in enumerate(placed[name]):
+                hosted = HostedWorker(
+                    stage.worker,
+                    stage.options,
+                    name,
+                    rank,
+                    len(placed[name]),
+                    spot.device,
+                    self._seed,
+                    self._deadline,
+                    spot.cores,
+                )
+                options = {
+                    "num_cpus": 0,
+                    "max_concurrency": 1000,
+                    "runtime_env": {"env_vars": _ENVIRONMENT},
+                    "scheduling_strategy": NodeAffinitySchedulingStrategy(spot.node.id, soft=False),
+                }
+                actors.append(actor.options(**options).remote(hosted))
+                names.append(f"{name}[{rank}]")
+            self.groups[name] = RayGroup(name, names, actors)
+
+    def _needs_group(self, placed: dict[str, list[Placed]]) -> bool:
+        """Collectives of a stage, and links between nodes, go through torch.distributed."""
+        collective = any(s.worker.collective and len(placed[n]) > 1 for n, s in self.flow.stages.items())
+        return collective or len({spot.node.id for spots in placed.values() for spot in spots}) > 1
+
+    def _places(self) -> tuple[dict[str, tuple[int, ...]], int]:
+        """Every stage's places among all hosts, and how many there are."""
+        places: dict[str, tuple[int, ...]] = {}
+        count = 0
+        for name, group in self.groups.items():
+            places[name] = tuple(range(count, count + group.size))
+            count += group.size
+        return places, count
+
+    async def _meet(self, placed: dict[str, list[Placed]]) -> None:
+        """One process group over all hosts, and one for every stage."""
+        first = next(iter(self.groups.values()))
+        address, port, _ = await first.actors[0].facts.remote()
+        places, count = self._places()
+        cuda = any(spot.device.startswith("cuda") for spots in placed.values() for spot in spots)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        await together(
+            [
+                group.host(rank, "meet", Rendezvous(address, port, places[name][rank], count, places, backend))
+                for name, group in self.groups.items()
+                for rank in range(group.size)
+            ]
+        )
+
+    async def _join(self, placed: dict[str, list[Placed]]) -> None:
+        edges = self._hosted_edges(placed)
+        inputs = {name: [e for e in edges if e.consumers[0].startswith(f"{name}[")] for name in self.groups}
+        outputs = {name: [e for e in edges if e.producers[0].startswith(f"{name}[")] for name in self.groups}
+        listening = {name: await group.hosts("listen", inputs[name]) for name, group in self.groups.items()}
+        addresses = {
+            (edge, producer, consumer): address
+            for by_rank in listening.values()
+            for consumer, own in enumerate(by_rank)
+            for (edge, producer), address in own.items()
+        }
+        weights = set(self._weight_edges)
+        await together(
+            [
+                group.hosts("join", inputs[name], outputs[name], weights, addresses)
+                for name, group in self.groups.items()
+            ]
+        )
+
+    def _hosted_edges(self, placed: dict[str, list[Placed]]) -> list[HostedEdge]:
+        edges: list[HostedEdge] = []
+        for edge in self.flow.edges:
+            ports = (edge.source.port.name, edge.target.port.name)
+            stages = (edge.source.stage, edge.target.stage)
+            edges.append(
+                self._hosted_edge(
+                    len(edges), str(edge), stages, placed, ports, edge.target.port.kind, edge.capacity, edge.route
+                )
+            )
+        for edge in self.flow.weight_edges:
+            self._weight_edges[len(edges)] = (edge.source, edge.target)
+            name = f"weights of {edge.source} -> {edge.target}"
+            stages = (edge.source, edge.target)
+            edges.append(self._hosted_edge(len(edges), name, stages, placed, None, Bucket, 4, Route.OWNER))
+        used = sorted({t.value for e in edges for t in e.transports.values()})
+        log.info("links between workers: %s", ", ".join(used))
+        return edges
+
+    def _hosted_edge(
+        self,
+        number: int,
+        name: str,
+        stages: tuple[str, str],
+        placed: dict[str, list[Placed]],
+        ports: tuple[str, str] | None,
+        kind: type,
+        capacity: int,
+        route: Route,
+    ) -> HostedEdge:
+        """An edge between stages; without ports it carries weights, which the first rank of a sharded source sends."""
+        grouped, (places, _) = self._needs_group(placed), self._places()
+        names = [tuple(self.groups[stage].names) for stage in stages]
+        producers = names[0] if ports else names[0][:1]
+        spots = [placed[stage] for stage in stages]
+        transports = {
+            (p, c): choose(
+                Location(spots[0][p].node.id, producer, spots[0][p].device, grouped),
+                Location(spots[1][c].node.id, consumer, spots[1][c].device, grouped),
+            )
+            for p, producer in enumerate(producers)
+            for c, consumer in enumerate(names[1])
+        }
+        source_port, target_port = ports or ("", "")
+        return HostedEdge(
+            number,
+            name,
+            source_port,
+            target_port,
+            kind,
+            capacity,
+            route,
+            producers,
+            names[1],
+            transports,
+            (places[stages[0]], places[stages[1]]),
+        )
+
+    async def sync_weights(self, version: int) -> None:
+        """Send every source's weights to all its targets."""
+        for number, (source, target) in self._weight_edges.items():
+            await together(
+                [
+                    self.groups[source].hosts("send_weights", number, version),
+                    self.groups[target].hosts("receive_weights", number, version),
+                ]
+            )
+
+    async def drain(self) -> int:
+        """Empty the channels of all hosts."""
+        counts = await together([group.hosts("drain") for group in self.groups.values()])
+        return sum(count for part in counts for count in part)
+
+    async def take_times(self) -> dict[tuple[str, str, str], float]:
+        """From all hosts."""
+        parts = await together([group.hosts("take_times") for group in self.groups.values()])
+        return {key: seconds for part in parts for times in part for key, seconds in times.items()}
+
+    async def write_trace(self, path: Path) -> None:
+        """Write the spans of all hosts; clocks of different nodes are not aligned."""
+        parts = await together([group.hosts("spans") for group in self.groups.values()])
+        write_spans([span for part in parts for spans in part for span in spans], path)
+
+    async def stop(self, error: BaseException | None) -> None:
+        """Close all workers, end their processes, and Ray if it was started here."""
+        try:
+            for group in self.groups.values():
+                for rank in range(group.size):
+                    with contextlib.suppress(EmbodiedError, asyncio.TimeoutError):
+                        await asyncio.wait_for(group.host(rank, "close"), _CLOSE_SECONDS)
+        finally:
+            for group in self.groups.values():
+                for actor in group.actors:
+                    ray.kill(actor)
+            if self._started_ray:
+                await asyncio.shield(asyncio.to_thread(ray.shutdown))
+
+
+_CLOSE_SECONDS = 20.0
+
+
+def cluster_nodes() -> list[Node]:
+    """The nodes of the Ray cluster this process is connected to, in the order of their addresses, its own first."""
+    own = ray.get_runtime_context().get_node_id()
+    nodes = [
+        Node(
+            id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            cores=int(node["Resources"].get("CPU", 0)),
+            gpus=int(node["Resources"].get("GPU", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(nodes, key=lambda n: (n.id != own, n.address, n.id))
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:500]

@@ -74,8 +74,8 @@ class Doorbell:
             return -1
         try:
             return os.pidfd_open(pid)
-        except ProcessLookupError:
-            return -1  # already gone; the socket's hang-up says so
+        except OSError:
+            return -1  # already gone, or not ours to watch: the socket's hang-up says so
 
     def ring(self) -> None:
         """Wake the other side if it sleeps; safe from any thread and after `close`."""

@@ -28,7 +28,7 @@ from tensordict import NonTensorData, TensorDict, is_tensorclass
 
 from embodied.errors import suggest
 from embodied.scheduler.transport import layout as tags
-from embodied.scheduler.transport.layout import ALIGNMENT, Layout, NotARecord, align, field_names, read_layout, view
+from embodied.scheduler.transport.layout import Layout, NotARecord, align, field_names, read_layout, view
 
 T = TypeVar("T")
 Receive = Callable[[torch.dtype, tuple[int, ...]], torch.Tensor]
@@ -362,6 +362,3 @@ def _remember(layouts: dict[Any, Layout], key: Any, layout: Layout) -> None:
     if len(layouts) >= _MAX_LAYOUTS:
         layouts.clear()
     layouts[key] = layout
-
-
-__all__ = ["ALIGNMENT", "Codec", "NotARecord", "Packed", "align", "record"]

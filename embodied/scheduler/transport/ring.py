@@ -23,14 +23,15 @@ from typing import Any
 
 from embodied.scheduler.trace import TRANSFER, WAIT, Trace
 from embodied.scheduler.transport.doorbell import RECHECK_SECONDS, Doorbell, fence
+from embodied.scheduler.transport.layout import align
 from embodied.scheduler.transport.link import Ends, Incoming, Outgoing
-from embodied.scheduler.transport.records import Codec, Packed, align
+from embodied.scheduler.transport.records import Codec, Packed
 from embodied.scheduler.transport.segments import Arena, Segment
 
 ENTRIES = 64
 ENTRY_SIZE = 4096
-_ENTRY = struct.Struct("<6Q")  # length, block, segment, offset, size of the segment if new, segments to forget
-_ENTRY_START = 64  # the item itself, or the numbers of the segments to forget, begin here within an entry
+_ENTRY = struct.Struct("<6Q")  # length, block, segment, offset, how many new segments, how many to forget
+_ENTRY_START = 64  # the item itself, or (number, size) of new segments and numbers of those to forget, begin here
 INLINE = ENTRY_SIZE - _ENTRY_START
 _IN_ENTRY = (1 << 64) - 1  # in place of a block number
 
@@ -169,7 +170,7 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
         self._numbers = list(range(BLOCKS))
         self._blocks: dict[int, tuple[int, int, int]] = {}  # number -> (segment, offset, size)
         self._place: tuple[int, int, int] = (_IN_ENTRY, 0, 0)  # (number, segment, offset) for the item being sent
-        self._new_segment = 0
+        self._new: list[tuple[int, int]] = []  # (number, size) of segments the receiver has not been told of
         self._seen_taken = -1
 
     def _waited(self, begin: float, what: str) -> None:
@@ -259,8 +260,7 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
     def _grow(self, size: int) -> None:
         """Add a segment in which `size` bytes fit."""
         self._forget([n for n, arena in self._arenas.items() if n and arena.empty])
-        self._new_segment = max(size, self._arenas[0].segment.size)
-        segment, descriptor = Segment.create(self.ends.link, self._new_segment)
+        segment, descriptor = Segment.create(self.ends.link, max(size, self._arenas[0].segment.size))
         try:
             socket.send_fds(self._bell.connection, [b"segment"], [descriptor])
         except OSError:
@@ -268,6 +268,7 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
         finally:
             os.close(descriptor)
         self._arenas[self._segments] = Arena(segment)
+        self._new.append((self._segments, segment.size))
         self._segments += 1
         self.stats.oversize += 1
 
@@ -276,21 +277,23 @@ class SharedMemoryOutgoing(_SharedEnd, Outgoing):
         number, segment, offset = self._place
         start = (self._sent % ENTRIES) * ENTRY_SIZE
         body = start + _ENTRY_START
+        where = "shared memory"
         if number == _IN_ENTRY:
             _ENTRY.pack_into(self._entries, start, packed.size, number, 0, 0, 0, 0)
             address = self._control.address + _WORDS_SIZE + body
             packed.write(self._entries[body : body + packed.size], address)
         else:
             memory = self._arenas[segment].segment
-            self._words[_STATES + number] = _UNDER_WAY
+            # free until it is written: should writing fail, the block is simply found free again
             packed.write(memory.view[offset : offset + packed.size], memory.address + offset)
-            forgotten = struct.pack(f"<{len(self._forgotten)}Q", *self._forgotten)
-            self._entries[body : body + len(forgotten)] = forgotten
-            note = (packed.size, number, segment, offset, self._new_segment, len(self._forgotten))
+            self._words[_STATES + number] = _UNDER_WAY
+            news = [word for pair in self._new for word in pair] + self._forgotten
+            struct.pack_into(f"<{len(news)}Q", self._entries, body, *news)
+            note = (packed.size, number, segment, offset, len(self._new), len(self._forgotten))
             _ENTRY.pack_into(self._entries, start, *note)
-        where = "a segment of its own" if self._new_segment else "shared memory"
-        self._new_segment = 0
-        self._forgotten.clear()
+            where = "a new segment" if self._new else where
+            self._new.clear()
+            self._forgotten.clear()
         self._sent += 1
         fence()  # the item before the count
         self._words[_SENT] = self._sent
@@ -336,13 +339,14 @@ class SharedMemoryIncoming(_SharedEnd, Incoming):
         fence()  # the count before the item
         start = (self._taken % ENTRIES) * ENTRY_SIZE
         body = start + _ENTRY_START
-        size, number, segment, offset, new_size, forgotten = _ENTRY.unpack_from(self._entries, start)
+        size, number, segment, offset, new, forgotten = _ENTRY.unpack_from(self._entries, start)
         if number == _IN_ENTRY:
             data = memoryview(bytearray(self._entries[body : body + size]))
         else:
-            if new_size:
-                self._segments[segment] = self._receive_segment(new_size)
-            for gone in struct.unpack_from(f"<{forgotten}Q", self._entries, body):
+            news = struct.unpack_from(f"<{2 * new + forgotten}Q", self._entries, body)
+            for i in range(0, 2 * new, 2):
+                self._segments[news[i]] = self._receive_segment(news[i + 1])
+            for gone in news[2 * new :]:
                 del self._segments[gone]  # unmapped: the sender has found all its blocks free
             data = self._lease(number, self._segments[segment].view[offset : offset + size])
         self._taken += 1

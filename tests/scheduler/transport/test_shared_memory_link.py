@@ -23,7 +23,8 @@ from link_processes import Child, both_ends, listener, reading_from, writer
 
 from embodied.errors import ChannelClosed, DeadlineExceeded, WorkerError
 from embodied.scheduler.trace import Trace
-from embodied.scheduler.transport import Incoming, Outgoing, PeerDied
+from embodied.scheduler.transport import Codec, Incoming, Outgoing, PeerDied
+from embodied.scheduler.transport.records import Packed
 from embodied.scheduler.transport.ring import BLOCKS, ENTRIES
 
 LARGE = 2048  # float32 numbers: more than fits in an entry
@@ -152,8 +153,37 @@ def test_an_item_larger_than_the_arena_passes_and_the_trace_says_how() -> None:
         assert incoming.recv()[1].eq(i).all()
     assert outgoing.stats.oversize == 1  # the further segment is used again
     names = [name for _, name, _ in trace.take_totals()]
-    assert "send to reader[0] through a segment of its own (4.19 MB)" in names
+    assert "send to reader[0] through a new segment (4.19 MB)" in names
     assert "send to reader[0] through shared memory (4.19 MB)" in names
+
+
+def test_an_item_that_fails_while_it_is_written_leaves_the_link_whole() -> None:
+    class Failing(Packed):
+        __slots__ = ()
+
+        def write(self, target: memoryview, address: int) -> None:
+            raise RuntimeError("the device is lost")
+
+    class FailingCodec(Codec):
+        fails = False
+
+        def pack(self, item: Any) -> Packed:
+            packed = super().pack(item)
+            if self.fails:
+                packed.__class__ = Failing
+            return packed
+
+    codec = FailingCodec()
+    outgoing, incoming = both_ends(codec=codec, capacity=64 << 10, deadline=1.0)
+    for size in (8, LARGE, 1 << 16, 1 << 18):  # in an entry, in the arena, in one new segment, in a second
+        codec.fails = True
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            outgoing.send(torch.zeros(size))
+    codec.fails = False
+    for size in (LARGE, 1 << 17, 8, LARGE, LARGE):
+        outgoing.send(torch.full((size,), 3.0))
+        assert incoming.recv()[1].eq(3).all()
+    assert set(outgoing._arenas) == set(incoming._segments)
 
 
 def test_waiting_in_an_event_loop_leaves_it_free() -> None:

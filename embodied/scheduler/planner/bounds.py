@@ -1,0 +1,128 @@
+"""The closed formula: how long a schedule takes at most, what it occupies, and what memory it needs.
+
+For each part of a schedule it computes a latency L (a piece's way through) and a period P (the time between pieces):
+
+* a work, or parts in turn: L = P = the sum of the seconds, each unload and load included;
+* parts beside each other: L = L1 + hand-over + L2 if data passes between them, else the larger; P = the largest of P1,
+  P2 and the hand-over;
+* a body in p pieces: L + (p - 1) P, the paper's T_critical + (M/m - 1) T_bottleneck.
+
+An execution whose calls take the modelled times never takes longer (`simulation.py` is compared with it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.problem import Problem
+from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """latency, period: seconds. resources: devices by (group, kind). idle, running: memory fractions by group, of the
+    fullest device: what stays loaded, and the most there is at any time."""
+
+    latency: float
+    period: float
+    resources: dict[tuple[str, str], int]
+    idle: dict[str, float]
+    running: dict[str, float]
+
+
+def estimate(problem: Problem, schedule: Schedule) -> Estimate:
+    """The closed formula for a whole iteration; `latency` is the iteration's time."""
+    return _estimate(problem, schedule, pieces=1, streams=None)
+
+
+def fits(problem: Problem, found: Estimate) -> bool:
+    """Whether an estimate is within the cluster's devices and their memory."""
+    return all(
+        number <= problem.capacity[problem.column(*column)] for column, number in found.resources.items()
+    ) and all(fraction <= 1.0 for fraction in found.running.values())
+
+
+def _estimate(problem: Problem, schedule: Schedule, pieces: int, streams: int | None) -> Estimate:
+    """streams: the pieces in which a streaming stage hands on what it works on as a whole; None where it cannot."""
+    if isinstance(schedule, Work):
+        return _work(problem, schedule, pieces, streams)
+    if isinstance(schedule, Pipeline):
+        inner = schedule.pieces if pieces == 1 else None
+        body = _estimate(problem, schedule.body, pieces * schedule.pieces, inner)
+        total = body.latency + (schedule.pieces - 1) * body.period
+        return dataclasses.replace(body, latency=total, period=total)
+    apart = isinstance(schedule, Beside)
+    first = _estimate(problem, schedule.first, pieces, streams if apart else None)
+    second = _estimate(problem, schedule.second, pieces, streams if apart else None)
+    merge = (lambda a, b: a + b) if apart else max
+    resources = {
+        c: merge(first.resources.get(c, 0), second.resources.get(c, 0)) for c in {**first.resources, **second.resources}
+    }
+    if isinstance(schedule, InTurn):
+        # state that stays loaded on one side is there while the other side runs; both sides' fullest devices are
+        # taken to be the same device, whichever way the devices inside them line up
+        idle = {g: first.idle[g] + second.idle[g] for g in first.idle}
+        running = {g: max(first.running[g] + second.idle[g], second.running[g] + first.idle[g]) for g in first.idle}
+        total = first.latency + second.latency
+        return Estimate(total, total, resources, idle, running)
+    idle = {g: max(first.idle[g], second.idle[g]) for g in first.idle}
+    running = {g: max(first.running[g], second.running[g]) for g in first.running}
+    joined, hand_on, weights = problem.crossing(
+        units_of(problem, schedule.first), units_of(problem, schedule.second), pieces
+    )
+    latency = first.latency + second.latency + hand_on if joined else max(first.latency, second.latency)
+    return Estimate(latency + weights, max(first.period, second.period, hand_on), resources, idle, running)
+
+
+def units_of(problem: Problem, schedule: Schedule) -> int:
+    """The set of units of a schedule, as a bit mask."""
+    if isinstance(schedule, Work):
+        return 1 << next(i for i, unit in enumerate(problem.units) if unit.stages == schedule.stages)
+    if isinstance(schedule, Pipeline):
+        return units_of(problem, schedule.body)
+    return units_of(problem, schedule.first) | units_of(problem, schedule.second)
+
+
+def _work(problem: Problem, work: Work, pieces: int, streams: int | None) -> Estimate:
+    unit = problem.units[units_of(problem, work).bit_length() - 1]
+    streaming = streams is not None and problem.streams(problem.units.index(unit))
+    if streaming:
+        pieces = 1
+    blocks = work.blocks or (work.stages,)
+    at = {p.stage: p for p in work.placements}
+    rounds, parts = problem.cycle_share(unit.cycle, pieces) if unit.cycle else (1, pieces)
+    block_seconds, switching = [], 0.0
+    resources: dict[tuple[str, str], int] = {}
+    idle, running = dict.fromkeys(problem.memory_groups, 0.0), dict.fromkeys(problem.memory_groups, 0.0)
+    for block in blocks:
+        place = at[block[0]]
+        column = (place.group, place.kind)
+        resources[column] = resources.get(column, 0) + place.devices
+        total = kept = loaded = extra = 0.0
+        for stage in block:
+            profile = problem.profile.stages[stage]
+            cost, group = profile.on[place.kind], problem.groups[place.group]
+            devices = np.array([place.devices])
+            items = costs.piece_items(profile.items, parts * work.slots)
+            total += float(costs.seconds(cost, group, items, devices)[0])
+            quiet, busy = (float(a[0]) for a in costs.memory_fractions(cost, group, place.kind, items, devices))
+            loaded, extra = loaded + quiet, max(extra, busy - quiet)
+            if at[stage].resident:
+                kept += quiet
+            else:
+                switching += float(costs.switch_seconds(cost, devices)[0])
+        block_seconds.append(total)
+        if place.kind == "accelerator":
+            idle[place.group] = max(idle[place.group], kept)
+            running[place.group] = max(running[place.group], loaded + extra)
+    total = switching + block_seconds[0]
+    if unit.cycle:
+        hops = problem.cycle_hops(unit, work.blocks, parts * work.slots)
+        total = switching + problem.cycle_seconds(rounds, work.slots, block_seconds, hops)
+    if streaming:
+        lag = costs.arrival_lag(problem.profile.stages[unit.stages[0]].arrivals, streams)
+        return Estimate((1 / streams + lag) * total, total / streams, resources, idle, running)
+    return Estimate(total, total, resources, idle, running)

@@ -1,0 +1,464 @@
+"""A profile made ready for planning: cycles condensed to units, units in topological order, and for every unit all the
+ways it can be placed, as arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from embodied.errors import ConfigurationError
+from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.profile import CycleProfile, EdgeProfile, FlowProfile, Kind
+from embodied.scheduler.planner.schedule import Placement, Work
+
+PIECES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A stage, or the stages of one cycle in order."""
+
+    stages: tuple[str, ...]
+    cycle: CycleProfile | None
+
+    @property
+    def name(self) -> str:
+        """Stage names joined by `+`."""
+        return "+".join(self.stages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Ways to run one unit on one piece; rows of equal length, and `work(row)` says what a row is.
+
+    resources: [rows, columns] devices taken. seconds: [rows]. idle, running: [rows, groups] memory fractions.
+    spatial, temporal: whether stages of the unit are on different accelerators, or share some.
+    """
+
+    resources: np.ndarray
+    seconds: np.ndarray
+    idle: np.ndarray
+    running: np.ndarray
+    apart: np.ndarray
+    shared: np.ndarray
+    choices: list[tuple[Options.Choice, int]]
+
+    @dataclasses.dataclass(frozen=True)
+    class Choice:
+        """What many rows have in common; `devices` [rows, stages] is what differs."""
+
+        kinds: tuple[Kind, ...]
+        groups: tuple[str, ...]
+        resident: tuple[bool, ...]
+        blocks: tuple[tuple[str, ...], ...]
+        slots: int
+        devices: np.ndarray
+
+    def work(self, unit: Unit, row: int) -> Work:
+        """The placement that a row stands for."""
+        for choice, start in reversed(self.choices):
+            if row >= start:
+                break
+        fields = zip(
+            unit.stages, choice.kinds, choice.groups, choice.devices[row - start].tolist(), choice.resident, strict=True
+        )
+        return Work(tuple(Placement(*field) for field in fields), choice.blocks, choice.slots)
+
+
+class Problem:
+    """A flow profile on a cluster (the profile's own unless another is given), checked for what can never work."""
+
+    def __init__(self, profile: FlowProfile, pieces: tuple[int, ...] = PIECES) -> None:
+        self.profile = profile
+        self.groups = profile.cluster.groups
+        self.columns: list[tuple[str, Kind]] = [
+            (name, kind)
+            for name, group in self.groups.items()
+            for kind in ("accelerator", "cpu")
+            if group.units(kind) and any(self.allowed(s, kind, name) for s in profile.stages)
+        ]
+        self.capacity = np.array([self.groups[g].units(k) for g, k in self.columns], float)
+        self.memory_groups = [g for g, k in self.columns if k == "accelerator"]
+        self.units = self._condense()
+        self.edges = self._unit_edges()
+        self.full = (1 << len(self.units)) - 1
+        self.before = [sum(1 << a for a, b in self.edges if b == u) for u in range(len(self.units))]
+        most = max(self.max_pieces(u) for u in range(len(self.units)))
+        self.pieces = tuple(p for p in sorted(pieces) if p <= most)
+        self._check_places()
+        self._check_host_memory()
+
+    def allowed(self, stage: str, kind: Kind, group: str) -> bool:
+        """Whether a stage may run on this kind of resource of this group."""
+        cost = self.profile.stages[stage].on.get(kind)
+        return cost is not None and (cost.groups is None or group in cost.groups)
+
+    def max_pieces(self, unit: int) -> int:
+        """In how many pieces a unit can handle an iteration."""
+        return min(self.profile.stages[s].max_pieces for s in self.units[unit].stages)
+
+    def column(self, group: str, kind: Kind) -> int:
+        """Index of a resource."""
+        return self.columns.index((group, kind))
+
+    def streams(self, unit: int) -> bool:
+        """Whether a unit works on all items at once and hands on each as it finishes."""
+        return bool(self.profile.stages[self.units[unit].stages[0]].arrivals)
+
+    # -- the graph of units
+
+    def _condense(self) -> list[Unit]:
+        cycles = {name: cycle for cycle in self.profile.cycles for name in cycle.stages}
+        found: dict[tuple[str, ...], Unit] = {}
+        for name in self.profile.stages:
+            cycle = cycles.get(name)
+            names = cycle.stages if cycle else (name,)
+            found.setdefault(names, Unit(names, cycle))
+        units = list(found.values())
+        home = {name: unit for unit in units for name in unit.stages}
+        waiting = {u: {home[e.source] for e in self.profile.edges if home[e.target] is u} - {u} for u in units}
+        order: list[Unit] = []
+        while waiting:
+            ready = next((u for u, needed in waiting.items() if needed <= set(order)), None)
+            if ready is None:
+                names = ", ".join(u.name for u in waiting)
+                raise ConfigurationError(
+                    f"the edges of {self.profile.flow!r} form a cycle through {names}, but no entry of `cycles` joins "
+                    "these stages; add one with its rounds"
+                )
+            order.append(ready)
+            del waiting[ready]
+        return order
+
+    def _unit_edges(self) -> set[tuple[int, int]]:
+        home = {name: index for index, unit in enumerate(self.units) for name in unit.stages}
+        pairs = {(home[e.source], home[e.target]) for e in self.profile.edges}
+        return {(a, b) for a, b in pairs if a != b}
+
+    @functools.cached_property
+    def _home(self) -> dict[str, int]:
+        return {name: index for index, unit in enumerate(self.units) for name in unit.stages}
+
+    def cuts(self, units: int) -> list[tuple[int, int]]:
+        """All ways to divide a set of units (a bit mask) into a first part that nothing of the second part feeds, and
+        the second: the down-sets of the sub-graph, without the empty and the whole one."""
+        found = []
+        part = (units - 1) & units
+        while part:
+            if all(self.before[u] & units & ~part == 0 for u in bits(part)):
+                found.append((part, units & ~part))
+            part = (part - 1) & units
+        return found
+
+    @functools.cached_property
+    def parts(self) -> list[int]:
+        """All sets of units that cuts of cuts lead to, smaller ones first (the convex sets of the graph)."""
+        found = {self.full}
+        queue = [self.full]
+        while queue:
+            for pair in self.cuts(queue.pop()):
+                for part in pair:
+                    if part not in found:
+                        found.add(part)
+                        queue.append(part)
+        return sorted(found, key=lambda part: (part.bit_count(), part))
+
+    def crossing(self, first: int, second: int, pieces: int) -> tuple[bool, float, float]:
+        """What parting two sets of units onto different devices means for one of `pieces` pieces: whether data passes
+        from the first to the second, seconds to hand a piece on, seconds to carry weights over (charged once a piece,
+        so that the sum stays a bound where a piece's pipeline runs many times)."""
+        hand_on = 0.0
+        joined = False
+        for edge in self.profile.edges:
+            if first >> self._home[edge.source] & 1 and second >> self._home[edge.target] & 1:
+                joined = True
+                hand_on += self.transfer(edge, pieces)
+        weights = sum(
+            w.seconds
+            for w in self.profile.weights
+            if (first >> self._home[w.source] & 1 and second >> self._home[w.target] & 1)
+            or (second >> self._home[w.source] & 1 and first >> self._home[w.target] & 1)
+        )
+        return joined, hand_on, weights
+
+    def transfer(self, edge: EdgeProfile, pieces: int) -> float:
+        """Seconds to hand on one of `pieces` pieces over an edge."""
+        items = costs.piece_items(self.profile.stages[edge.source].items, pieces)
+        return edge.latency_seconds + edge.seconds_per_item * items
+
+    # -- ways to run a unit
+
+    def cycle_share(self, cycle: CycleProfile, pieces: int) -> tuple[int, int]:
+        """(rounds, parts): how many rounds one of `pieces` pieces takes, and in how many parts its items are divided.
+        Whole epochs are handed on first; only more pieces than epochs divide the items."""
+        return -(-cycle.epochs // pieces) * cycle.rounds, max(1, -(-pieces // cycle.epochs))
+
+    def cycle_seconds(self, rounds: int, slots: int, blocks: list[float], hops: float) -> float:
+        """Time of `rounds` rounds of `slots` sub-batches. blocks: seconds that each group of devices works for one
+        sub-batch in a round. hops: seconds that hand-overs add to it.
+
+        A sub-batch returns to its first stage after sum(blocks) + hops at the earliest, and the busiest block serves
+        every slot once a round; so rounds follow each other at the larger of the two, and the last one ends when the
+        last slot has passed."""
+        slowest = max(blocks)
+        turn = sum(blocks) + hops
+        return (rounds - 1) * max(slots * slowest, turn) + turn + (slots - 1) * slowest
+
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
+    def options(self, unit: int, pieces: int) -> Options | None:
+        """All ways to run one of `pieces` pieces of a unit; None when it cannot be divided so far or nothing fits."""
+        if pieces > self.max_pieces(unit):
+            return None
+        what = self.units[unit]
+        built = list(self._cycle_rows(what, pieces) if what.cycle else self._stage_rows(what, pieces))
+        built = [rows for rows in built if len(rows[1])]
+        if not built:
+            return None
+        starts = np.cumsum([0, *(len(rows[1]) for rows in built)])
+        joined = [np.concatenate([rows[i] for rows in built]) for i in range(6)]
+        return Options(*joined, [(rows[6], int(s)) for rows, s in zip(built, starts, strict=False)])
+
+    def places(self, stage: str) -> list[tuple[Kind, str]]:
+        """The resources a stage may run on."""
+        return [(kind, group) for group, kind in self.columns if self.allowed(stage, kind, group)]
+
+    def _stage_rows(self, unit: Unit, pieces: int) -> Iterator[tuple]:
+        stage = unit.stages[0]
+        profile = self.profile.stages[stage]
+        items = costs.piece_items(profile.items, pieces)
+        for kind, group in self.places(stage):
+            cost, where = profile.on[kind], self.groups[group]
+            counts = costs.device_counts(cost, where, kind, items)
+            time = costs.seconds(cost, where, items, counts)
+            idle, running = costs.memory_fractions(cost, where, kind, items, counts)
+            switch = costs.switch_seconds(cost, counts)
+            fits = running <= 1.0
+            for resident in (True, False):
+                if not resident and switch is None:
+                    continue
+                total = time if resident else time + switch
+                kept = idle if resident else np.zeros_like(idle)
+                yield self._rows(
+                    unit, [(kind, group, counts[fits])], total[fits], kept[fits], running[fits], (resident,), (), 1
+                )
+
+    def _cycle_rows(self, unit: Unit, pieces: int) -> Iterator[tuple]:
+        cycle = unit.cycle
+        rounds, parts = self.cycle_share(cycle, pieces)
+        for places in itertools.product(*(self.places(s) for s in unit.stages)):
+            for blocks in partitions(unit.stages):
+                where = [{places[unit.stages.index(s)] for s in block} for block in blocks]
+                if any(len(w) > 1 for w in where):
+                    continue  # stages that share devices are on one resource
+                for slots in range(1, cycle.max_slots + 1):
+                    if len(blocks) == 1 and slots > 1 and not self._slots_can_help(unit, places):
+                        # one block does all the work in turn: k calls for ceil(m / k) items never take less time than
+                        # one for m when time is affine in the busiest share, since k ceil(ceil(m / k) / r) >= ceil(m / r)
+                        continue
+                    yield from self._cycle_block_rows(unit, places, blocks, slots, rounds, parts)
+
+    def _slots_can_help(self, unit: Unit, places: tuple[tuple[Kind, str], ...]) -> bool:
+        """Whether smaller sub-batches could save memory, or time by a quadratic term."""
+        on = [(kind, self.profile.stages[s].on[kind]) for s, (kind, _) in zip(unit.stages, places, strict=True)]
+        return any(c.time.per_item_squared > 0 or (k == "accelerator" and c.memory.item_bytes > 0) for k, c in on)
+
+    def _cycle_block_rows(
+        self,
+        unit: Unit,
+        places: tuple[tuple[Kind, str], ...],
+        blocks: tuple[tuple[str, ...], ...],
+        slots: int,
+        rounds: int,
+        parts: int,
+    ) -> Iterator[tuple]:
+        per_block = []
+        for block in blocks:
+            kind, group = places[unit.stages.index(block[0])]
+            where = self.groups[group]
+            counts = None
+            for stage in block:
+                profile = self.profile.stages[stage]
+                items = costs.piece_items(profile.items, parts * slots)
+                here = costs.device_counts(profile.on[kind], where, kind, items)
+                # stages that share devices run on the same number; one of which every stage can make use
+                counts = here if counts is None else np.intersect1d(counts, here)
+            per_block.append((kind, group, counts))
+        grids = np.meshgrid(*(np.arange(len(b[2])) for b in per_block), indexing="ij")
+        index = [grid.ravel() for grid in grids]
+        if not len(index[0]):
+            return
+        needed = np.zeros((len(index[0]), len(self.columns)))
+        for (kind, group, counts), i in zip(per_block, index, strict=True):
+            needed[:, self.column(group, kind)] += counts[i]
+        inside = (needed <= self.capacity).all(axis=1)  # blocks of one resource have disjoint devices
+        index = [i[inside] for i in index]
+        block_seconds, stage_costs = [], {}
+        for block, (kind, group, counts) in zip(blocks, per_block, strict=True):
+            where, total = self.groups[group], np.zeros(len(counts))
+            for stage in block:
+                profile = self.profile.stages[stage]
+                items = costs.piece_items(profile.items, parts * slots)
+                total = total + costs.seconds(profile.on[kind], where, items, counts)
+                idle, running = costs.memory_fractions(profile.on[kind], where, kind, items, counts)
+                stage_costs[stage] = (idle, running, costs.switch_seconds(profile.on[kind], counts))
+            block_seconds.append(total)
+        hops = self.cycle_hops(unit, blocks, parts * slots)
+        rows = len(index[0])
+        per_row = np.stack([t[i] for t, i in zip(block_seconds, index, strict=True)])
+        slowest, turn = per_row.max(axis=0), per_row.sum(axis=0) + hops
+        base = (rounds - 1) * np.maximum(slots * slowest, turn) + turn + (slots - 1) * slowest
+        can = [stage_costs[s][2] is not None for s in unit.stages]
+        for resident in itertools.product(*([(True, False) if c else (True,) for c in can])):
+            total = base.copy()
+            kept, most = np.zeros((rows, len(blocks))), np.zeros((rows, len(blocks)))
+            for b, (block, i) in enumerate(zip(blocks, index, strict=True)):
+                extra = np.zeros(rows)
+                for stage in block:
+                    idle, running, switch = stage_costs[stage]
+                    if resident[unit.stages.index(stage)]:
+                        kept[:, b] += idle[i]
+                    else:
+                        total = total + switch[i]
+                    most[:, b] += idle[i]  # while the cycle runs, all its stages are loaded
+                    extra = np.maximum(extra, (running - idle)[i])
+                most[:, b] += extra
+            fits = (most <= 1.0).all(axis=1)
+            chosen = [(k, g, c[i][fits]) for (k, g, c), i in zip(per_block, index, strict=True)]
+            yield self._rows(unit, chosen, total[fits], kept[fits], most[fits], resident, blocks, slots)
+
+    def cycle_hops(self, unit: Unit, blocks: tuple[tuple[str, ...], ...], parts: int) -> float:
+        """Seconds of hand-overs between the blocks of a cycle in one round of one of `parts` sub-batches."""
+        block_of = {stage: index for index, block in enumerate(blocks) for stage in block}
+        return sum(
+            self.transfer(edge, parts)
+            for edge in self.profile.edges
+            if edge.source in block_of and edge.target in block_of and block_of[edge.source] != block_of[edge.target]
+        )
+
+    def _rows(self, unit, blocks, total, kept, most, resident, shared, slots) -> tuple:
+        """Arrays of `Options` for one choice. blocks: (kind, group, counts [rows]) each; kept, most: [rows, blocks]."""
+        rows = len(total)
+        kept, most = kept.reshape(rows, len(blocks)), most.reshape(rows, len(blocks))
+        resources = np.zeros((rows, len(self.columns)))
+        idle, running = (np.zeros((rows, len(self.memory_groups))) for _ in range(2))
+        for b, (kind, group, counts) in enumerate(blocks):
+            resources[:, self.column(group, kind)] += counts
+            if kind == "accelerator":
+                g = self.memory_groups.index(group)
+                # blocks have disjoint devices: the fullest device counts
+                idle[:, g] = np.maximum(idle[:, g], kept[:, b])
+                running[:, g] = np.maximum(running[:, g], most[:, b])
+        members = shared or (unit.stages,)
+        block_of = {stage: b for b, block in enumerate(members) for stage in block}
+        on_accelerators = [b for b, block in enumerate(blocks) if block[0] == "accelerator"]
+        apart = np.full(rows, len(on_accelerators) > 1)
+        together = np.full(rows, any(len(members[b]) > 1 for b in on_accelerators))
+        devices = np.stack([blocks[block_of[s]][2] for s in unit.stages], axis=1).astype(int)
+        kinds = tuple(blocks[block_of[s]][0] for s in unit.stages)
+        groups = tuple(blocks[block_of[s]][1] for s in unit.stages)
+        choice = Options.Choice(kinds, groups, resident, shared, slots, devices)
+        return resources, total, idle, running, apart, together, choice
+
+    # -- what can never work
+
+    def _check_places(self) -> None:
+        for unit_index, unit in enumerate(self.units):
+            for stage in unit.stages:
+                wanted = self.profile.stages[stage].on
+                if not self.places(stage):
+                    has = ", ".join(f"{g.units(k)} {k}(s) in {n}" for n, g in self.groups.items() for k in wanted)
+                    raise ConfigurationError(f"stage {stage!r} needs {' or '.join(wanted)}; the cluster has {has}")
+                for kind, group in self.places(stage):
+                    if wanted[kind].devices_per_replica <= self.groups[group].units(kind):
+                        break
+                else:
+                    least = min(wanted[k].devices_per_replica for k, _ in self.places(stage))
+                    raise ConfigurationError(
+                        f"one replica of stage {stage!r} takes {least} devices; no node group has as many. "
+                        "Use a smaller devices_per_replica or a larger cluster"
+                    )
+            if self.options(unit_index, 1) is None and not any(self.options(unit_index, p) for p in self.pieces):
+                raise ConfigurationError(self.memory_advice(unit))
+
+    def memory_advice(self, unit: Unit) -> str:
+        """Why no placement of a unit fits, per device, and what would."""
+        lines = []
+        for stage in unit.stages:
+            profile = self.profile.stages[stage]
+            for kind, group in self.places(stage):
+                if kind == "cpu":
+                    continue
+                cost, where = profile.on[kind], self.groups[group]
+                counts = costs.device_counts(cost, where, kind, profile.items)
+                most = counts[-1:]
+                idle = float(costs.state_bytes(cost, most)[0])
+                alive = min(
+                    -(-profile.items // (int(most[0]) // cost.devices_per_replica)), cost.memory.live_items or 2**62
+                )
+                items = cost.memory.item_bytes * alive / cost.devices_per_replica
+                room = where.accelerator_memory_bytes
+                need = idle + cost.memory.working_bytes + items
+                advice = []
+                if cost.memory.item_bytes and idle + cost.memory.working_bytes < room:
+                    left = (room - idle - cost.memory.working_bytes) * cost.devices_per_replica / cost.memory.item_bytes
+                    if left >= 1:
+                        advice.append(f"at most {int(left)} items alive at once (a smaller micro-batch)")
+                if cost.memory.state == "sharded":
+                    free = room - cost.memory.working_bytes - items
+                    if free > 0:
+                        advice.append(f"at least {math.ceil(cost.memory.state_bytes / free)} devices")
+                else:
+                    advice.append("more devices a replica, or shards")
+                advice.append("LoRA or a smaller model, whose state is smaller")
+                lines.append(
+                    f"stage {stage!r} on {int(most[0])} accelerator(s) of {group} needs {gib(need)} a device "
+                    f"(state {gib(idle)}, working {gib(cost.memory.working_bytes)}, {alive} items {gib(items)}); "
+                    f"there is {gib(room)}. What fits: {'; '.join(advice)}"
+                )
+        together = " together in one cycle" if len(unit.stages) > 1 else ""
+        return f"no placement of {unit.name}{together} fits the memory:\n" + "\n".join(lines)
+
+    def _check_host_memory(self) -> None:
+        for name, group in self.groups.items():
+            room = group.host_memory_bytes * group.nodes
+            pinned = {
+                stage: profile.on["cpu"].memory.state_bytes + profile.on["cpu"].memory.item_bytes * profile.items
+                for stage, profile in self.profile.stages.items()
+                if list(profile.on) == ["cpu"] and [g for _, g in self.places(stage)] == [name]
+            }
+            if sum(pinned.values()) > room:
+                parts = ", ".join(f"{stage} {gib(size)}" for stage, size in pinned.items())
+                raise ConfigurationError(
+                    f"the host memory of group {name} is {gib(room)}; its stages need {parts}. "
+                    "Use fewer environments or more nodes"
+                )
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB with one decimal."""
+    return f"{size / 2**30:.1f} GiB"
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Indices of the set bits."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def partitions(names: tuple[str, ...]) -> list[tuple[tuple[str, ...], ...]]:
+    """All ways to divide names into blocks, names in order."""
+    if len(names) == 1:
+        return [(names,)]
+    found = []
+    for rest in partitions(names[1:]):
+        found.append(((names[0],), *rest))
+        found += [(*rest[:i], (names[0], *rest[i]), *rest[i + 1 :]) for i in range(len(rest))]
+    return found

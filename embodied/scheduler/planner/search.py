@@ -1,0 +1,382 @@
+"""Exact search for the schedule with the smallest closed-form time, over all schedules of `schedule.py`.
+
+Bottom-up over sets of units and numbers of pieces: a set's schedules are those of one unit, of two parts in turn, and of
+two parts beside each other in pieces, for every cut of the set. Parts are kept as tables of rows (see `table.py`). Four
+rules prune, each with its argument where it is applied: what does not fit, what another row beats, what cannot be part
+of a schedule better than one already known, and equal bracketings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+import numpy as np
+
+from embodied.errors import ConfigurationError
+from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.problem import Problem, bits
+from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule
+from embodied.scheduler.planner.table import Table, stack, unbeaten
+
+TOLERANCE = 1e-9
+
+
+class Style(enum.Enum):
+    """Which schedules are searched. Stages on different kinds of resources overlap in every style."""
+
+    ANY = "any"
+    SHARED = "shared"  # accelerators are used by one part after the other
+    SPLIT = "split"  # every stage has accelerators of its own
+    MIXED = "mixed"  # both occur
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A schedule and its closed-form seconds."""
+
+    schedule: Schedule
+    seconds: float
+
+
+def search(problem: Problem, style: Style = Style.ANY) -> list[Candidate]:
+    """The best schedule first, then the best ones that end in another last step, by rising time.
+
+    Raises ConfigurationError when nothing of this style fits the cluster's devices and memory.
+    """
+    # a few device counts first: their best schedule is a bound that lets the whole search drop most rows early
+    coarse = _Search(problem, style, math.inf, sparse=True).run()
+    bound = coarse[0].seconds if coarse else math.inf
+    found = _Search(problem, style, bound, sparse=False).run()
+    if not found:
+        raise ConfigurationError(_nothing_fits(problem, style))
+    return found
+
+
+def _nothing_fits(problem: Problem, style: Style) -> str:
+    kinds = ", ".join(f"{int(n)} {k}s of {g}" for (g, k), n in zip(problem.columns, problem.capacity, strict=True))
+    named = "" if style is Style.ANY else f" {style.value}"
+    lines = []
+    for unit in range(len(problem.units)):
+        options = problem.options(unit, 1)
+        if options is not None and options.running.size:
+            need = options.running.max(axis=1).min()
+            lines.append(f"{problem.units[unit].name} needs {need:.0%} of a device alone")
+    return (
+        f"no{named} plan fits {kinds}: "
+        + "; ".join(lines)
+        + ". What helps: let stages unload (a `switch` in the profile), "
+        "more devices, a smaller micro-batch, LoRA"
+    )
+
+
+class _Search:
+    """One run. bound: seconds of a schedule already known. sparse: only some device counts."""
+
+    def __init__(self, problem: Problem, style: Style, bound: float, *, sparse: bool) -> None:
+        self.problem, self.style, self.sparse = problem, style, sparse
+        self.bound = bound * (1 + TOLERANCE)
+        self.accelerators = np.array([kind == "accelerator" for _, kind in problem.columns])
+        self.steps: list[tuple] = []
+        self.leaves = {(u, p): self._leaf(u, p) for u in range(len(problem.units)) for p in problem.pieces}
+        self._prepare_bounds()
+        for key, table in self.leaves.items():
+            if table is not None:
+                self.leaves[key] = self._unbeaten(1 << key[0], self._promising(1 << key[0], key[1], table))
+        self._prepare_memory()
+        self.done: dict[tuple[int, int], Table | None] = {}
+        self.bodies: dict[tuple[int, int, bool], Table | None] = {}
+
+    # -- rows of one unit
+
+    def _leaf(self, unit: int, pieces: int) -> Table | None:
+        options = self.problem.options(unit, pieces)
+        if options is None:
+            return None
+        rows = np.arange(len(options.seconds))
+        missing = np.stack([~options.shared, ~options.apart], axis=1).astype(float)
+        origin = np.stack([np.full_like(rows, len(self.steps)), rows, rows], axis=1)
+        self.steps.append(("work", unit, pieces))
+        seconds = options.seconds
+        table = Table(options.resources, seconds, seconds, options.idle, options.running, missing, origin)
+        table = table.take(self._in_style(missing))
+        if not len(table):
+            return None
+        columns = [*table.resources.T, table.latency, *table.idle.T, *table.running.T]
+        table = table.take(unbeaten(columns if self.style is not Style.MIXED else [*columns, *table.missing.T]))
+        return table.take(self._sparse_rows(table.resources)) if self.sparse else table
+
+    def _sparse_rows(self, resources: np.ndarray) -> np.ndarray:
+        keep = np.ones(len(resources), bool)
+        for column, capacity in enumerate(self.problem.capacity):
+            there = np.unique(resources[:, column])
+            wanted = np.unique([*(2.0 ** np.arange(0, 1 + int(np.log2(capacity)))), *(capacity * np.arange(1, 9) // 8)])
+            index = np.maximum(np.searchsorted(there, wanted, side="right") - 1, 0)
+            keep &= np.isin(resources[:, column], there[index])
+        return keep
+
+    def _in_style(self, missing: np.ndarray) -> np.ndarray:
+        if self.style is Style.SHARED:
+            return missing[:, 1] == 1
+        if self.style is Style.SPLIT:
+            return missing[:, 0] == 1
+        return np.ones(len(missing), bool)
+
+    # -- what a row implies for the whole schedule
+
+    def _prepare_bounds(self) -> None:
+        """area: device-seconds of an iteration that a unit takes at least, by resource. shortest: its least seconds."""
+        problem = self.problem
+        count = len(problem.units)
+        area = np.full((count, len(problem.columns)), np.inf)
+        shortest = np.full(count, np.inf)
+        for (unit, pieces), table in self.leaves.items():
+            if table is not None:
+                times = pieces * table.latency
+                area[unit] = np.minimum(area[unit], (table.resources * times[:, None]).min(axis=0))
+                shortest[unit] = min(shortest[unit], times.min())
+        self.possible = bool(np.isfinite(shortest).all())
+        reach = [0] * count
+        for unit in range(count):
+            for earlier in bits(problem.before[unit]):
+                reach[unit] |= reach[earlier] | 1 << earlier
+        self.area_outside: dict[int, np.ndarray] = {}
+        self.serial_outside: dict[int, float] = {}
+        for part in problem.parts:
+            others = [u for u in range(count) if not part >> u & 1]
+            self.area_outside[part] = area[others].sum(axis=0) if others else np.zeros(len(problem.columns))
+            # a unit that needs all items together never overlaps what comes before or after it
+            alone = [
+                u
+                for u in others
+                if problem.max_pieces(u) == 1 and all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))
+            ]
+            chain = all(reach[b] >> a & 1 or reach[a] >> b & 1 for a in alone for b in alone if a < b)
+            times = [shortest[u] for u in alone]
+            self.serial_outside[part] = sum(times) if chain else max(times, default=0.0)
+
+    def _promising(self, part: int, pieces: int, table: Table) -> Table:
+        """Rows that may be part of a schedule within the bound.
+
+        A row handles all pieces one after another, so the iteration takes at least latency + (pieces - 1) period. Its
+        devices are its own for that long, and the units outside take at least their area: together no more than all
+        devices for the bound.
+        """
+        if math.isinf(self.bound):
+            return table
+        least = table.latency + (pieces - 1) * table.period
+        keep = least + self.serial_outside[part] <= self.bound
+        area = table.resources * least[:, None] + self.area_outside[part]
+        keep &= (area <= self.problem.capacity * self.bound).all(axis=1)
+        return table.take(keep) if not keep.all() else table
+
+    def _prepare_memory(self) -> None:
+        """How much the units outside a part can keep on a device, and have on it at most, whatever their rows.
+
+        A row's idle and running fractions only matter above what the outside leaves free in the worst case; below it
+        they are compared as equal (and kept as they are)."""
+        problem = self.problem
+        groups = len(problem.memory_groups)
+        kept = np.zeros((len(problem.units), groups))
+        extra = np.zeros((len(problem.units), groups))
+        for (unit, _), table in self.leaves.items():
+            if table is not None and len(table):
+                kept[unit] = np.maximum(kept[unit], table.idle.max(axis=0))
+                extra[unit] = np.maximum(extra[unit], table.running.max(axis=0))
+        self.free_idle: dict[int, np.ndarray] = {}
+        self.free_running: dict[int, np.ndarray] = {}
+        for part in problem.parts:
+            others = [u for u in range(len(problem.units)) if not part >> u & 1]
+            if not others:
+                self.free_idle[part] = self.free_running[part] = np.full(groups, np.inf)
+                continue
+            keeps = kept[others].sum(axis=0)
+            self.free_running[part] = 1.0 - keeps
+            # while one outside unit runs, the other outside ones keep what they keep
+            self.free_idle[part] = 1.0 - (keeps + (extra[others] - kept[others]).max(axis=0))
+
+    def _unbeaten(self, part: int, table: Table) -> Table:
+        if len(table) < 2:
+            return table
+        columns = [*table.resources.T, table.latency]
+        if not np.array_equal(table.period, table.latency):
+            columns.append(table.period)
+        if hasattr(self, "free_idle"):
+            columns += [*np.maximum(table.idle, self.free_idle[part]).T]
+            columns += [*np.maximum(table.running, self.free_running[part]).T]
+        else:
+            columns += [*table.idle.T, *table.running.T]
+        if self.style is Style.MIXED:
+            columns += [*table.missing.T]
+        return table.take(unbeaten(columns))
+
+    # -- rows of several units
+
+    def run(self) -> list[Candidate]:
+        """The best schedule of each last step."""
+        problem = self.problem
+        if not self.possible:
+            return []
+        # smaller pieces can save time or memory only through these terms: with affine times, p calls for ceil(m / p)
+        # items never take less than one for m, and without bytes of items no piece needs less memory
+        repeat = any(
+            cost.time.per_item_squared > 0 or (kind == "accelerator" and cost.memory.item_bytes > 0)
+            for stage in problem.profile.stages.values()
+            for kind, cost in stage.on.items()
+        )
+        last: list[Table] = []
+        for pieces in reversed(problem.pieces):
+            for part in problem.parts:
+                rows = []
+                if part.bit_count() == 1:
+                    rows.append(self.leaves[part.bit_length() - 1, pieces])
+                cuts = problem.cuts(part)
+                if self.style is not Style.SPLIT or len(self.accelerators) > self.accelerators.sum():
+                    rows += [self._in_turn(a, b, pieces) for a, b in cuts]
+                self.bodies[part, pieces, False] = self._body(part, cuts, pieces, streaming=False)
+                if any(problem.streams(u) for u in bits(part)):
+                    self.bodies[part, pieces, True] = self._body(part, cuts, pieces, streaming=True)
+                for smaller in problem.pieces:
+                    if smaller >= pieces and smaller % pieces == 0:
+                        rows.append(self._pipeline(part, pieces, smaller))
+                        if repeat and smaller > pieces:
+                            rows.append(self._repeat(part, pieces, smaller))
+                found = [table for table in rows if table is not None and len(table)]
+                if part == problem.full and pieces == 1:
+                    last = found
+                merged = self._unbeaten(part, self._promising(part, pieces, stack(found))) if found else None
+                self.done[part, pieces] = merged
+        return self._candidates(last)
+
+    def _in_turn(self, first: int, second: int, pieces: int) -> Table | None:
+        a, b = self.done[first, pieces], self.done[second, pieces]
+        if a is None or b is None or not len(a) or not len(b):
+            return None
+        part = first | second
+        latency = a.latency[:, None] + b.latency[None, :]
+        i, j = np.nonzero(pieces * latency + self.serial_outside[part] <= self.bound)
+        latency = latency[i, j]
+        resources = np.maximum(a.resources[i], b.resources[j])
+        running = np.maximum(a.running[i] + b.idle[j], b.running[j] + a.idle[i])
+        together = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
+        missing = a.missing[i] * b.missing[j]
+        missing[together, 0] = 0
+        origin = self._origin(("in turn", a, b), i, j)
+        table = Table(resources, latency, latency, a.idle[i] + b.idle[j], running, missing, origin)
+        # sums of memory only grow: what exceeds a device now fits into no schedule
+        return self._kept(part, pieces, table.take((running <= 1.0).all(axis=1) & self._in_style(missing)))
+
+    def _body(self, part: int, cuts: list[tuple[int, int]], pieces: int, *, streaming: bool) -> Table | None:
+        tables = [self._beside(a, b, pieces, streaming=streaming) for a, b in cuts]
+        tables = [table for table in tables if table is not None and len(table)]
+        return self._unbeaten(part, stack(tables)) if tables else None
+
+    def _sides(self, part: int, pieces: int, *, streaming: bool, bodies: bool) -> Table | None:
+        """Rows that may stand in a pipeline of this many pieces: a part handled piece by piece, a streaming stage, and
+        what is itself divided among devices."""
+        single = part.bit_count() == 1
+        if streaming and single and self.problem.streams(part.bit_length() - 1):
+            tables = [self._stream(part.bit_length() - 1, pieces)]
+        else:
+            tables = [self.done[part, pieces]]
+        if bodies and not single:
+            key = (part, pieces, streaming)
+            tables.append(self.bodies.get(key) if key in self.bodies else self.bodies[part, pieces, False])
+        tables = [table for table in tables if table is not None and len(table)]
+        return stack(tables) if tables else None
+
+    def _stream(self, unit: int, pieces: int) -> Table | None:
+        whole = self.leaves[unit, 1]
+        if whole is None or pieces > self.problem.max_pieces(unit):
+            return None
+        lag = costs.arrival_lag(self.problem.profile.stages[self.problem.units[unit].stages[0]].arrivals, pieces)
+        return dataclasses.replace(whole, latency=(1 / pieces + lag) * whole.latency, period=whole.latency / pieces)
+
+    def _beside(self, first: int, second: int, pieces: int, *, streaming: bool) -> Table | None:
+        part = first | second
+        joined, hand_on, weights = self.problem.crossing(first, second, pieces)
+        # latency is a sum over a chain of parts and the period a maximum, whatever the brackets: where every unit feeds
+        # on the one before it, all bracketings of the same parts are equal, and one with a single first part is enough
+        a = self._sides(first, pieces, streaming=streaming, bodies=not self._is_chain(part))
+        b = self._sides(second, pieces, streaming=streaming, bodies=True)
+        if a is None or b is None:
+            return None
+        inside = np.ones((len(a), len(b)), bool)
+        for column, capacity in enumerate(self.problem.capacity):
+            inside &= a.resources[:, column][:, None] + b.resources[:, column][None, :] <= capacity
+        i, j = np.nonzero(inside)
+        latency = a.latency[i] + b.latency[j] + hand_on if joined else np.maximum(a.latency[i], b.latency[j])
+        latency = latency + weights
+        period = np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
+        keep = latency + (pieces - 1) * period + self.serial_outside[part] <= self.bound
+        i, j, latency, period = i[keep], j[keep], latency[keep], period[keep]
+        both = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
+        missing = a.missing[i] * b.missing[j]
+        missing[both, 1] = 0
+        table = Table(
+            a.resources[i] + b.resources[j],
+            latency,
+            period,
+            np.maximum(a.idle[i], b.idle[j]),
+            np.maximum(a.running[i], b.running[j]),
+            missing,
+            self._origin(("beside", a, b), i, j),
+        )
+        return self._kept(part, pieces, table.take(self._in_style(missing)))
+
+    def _is_chain(self, part: int) -> bool:
+        """Whether each unit of a part directly feeds on the one before it, and their hand-overs cost the same however
+        they are bracketed (only neighbours exchange data, and no weights pass inside)."""
+        inside = list(bits(part))
+        pairs = {(a, b) for a, b in self.problem.edges if part >> a & 1 and part >> b & 1}
+        neighbours = set(zip(inside, inside[1:], strict=False))
+        return pairs == neighbours
+
+    def _pipeline(self, part: int, pieces: int, smaller: int) -> Table | None:
+        body = self.bodies.get((part, smaller, pieces == 1), self.bodies.get((part, smaller, False)))
+        if body is None or not len(body):
+            return None
+        latency = body.latency + (smaller // pieces - 1) * body.period
+        rows = np.arange(len(body))
+        origin = self._origin(("pipeline", smaller // pieces, body), rows, rows)
+        return self._promising(part, pieces, dataclasses.replace(body, latency=latency, period=latency, origin=origin))
+
+    def _repeat(self, part: int, pieces: int, smaller: int) -> Table | None:
+        table = self.done[part, smaller]
+        if table is None or not len(table):
+            return None
+        latency = table.latency * (smaller // pieces)
+        rows = np.arange(len(table))
+        origin = self._origin(("pipeline", smaller // pieces, table), rows, rows)
+        return dataclasses.replace(table, latency=latency, period=latency, origin=origin)
+
+    def _kept(self, part: int, pieces: int, table: Table) -> Table:
+        return self._unbeaten(part, self._promising(part, pieces, table))
+
+    def _origin(self, step: tuple, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        self.steps.append(step)
+        return np.stack([np.full(len(i), len(self.steps) - 1), i, j], axis=1)
+
+    # -- back to schedules
+
+    def _candidates(self, tables: list[Table]) -> list[Candidate]:
+        found = []
+        for table in tables:
+            if self.style is Style.MIXED:
+                table = table.take((table.missing == 0).all(axis=1))
+            if len(table):
+                row = int(np.argmin(table.latency))
+                found.append(Candidate(self._schedule(table, row), float(table.latency[row])))
+        return sorted(found, key=lambda candidate: candidate.seconds)
+
+    def _schedule(self, table: Table, row: int) -> Schedule:
+        step, i, j = (int(value) for value in table.origin[row])
+        kind, *rest = self.steps[step]
+        if kind == "work":
+            unit, pieces = rest
+            return self.problem.options(unit, pieces).work(self.problem.units[unit], i)
+        if kind == "pipeline":
+            return Pipeline(rest[0], self._schedule(rest[1], i))
+        parts = self._schedule(rest[0], i), self._schedule(rest[1], j)
+        return InTurn(*parts) if kind == "in turn" else Beside(*parts)

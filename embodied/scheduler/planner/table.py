@@ -1,0 +1,123 @@
+"""Tables of partial schedules, and the removal of those that another one beats in everything.
+
+A row is one way to run a set of units: what it occupies, how long it takes, what memory it keeps. `beaten` is the search's
+main pruning: everything a larger schedule is made of (sums, maxima, comparisons with limits) never falls when a column
+of a part rises, so a row that is nowhere lower than another can be replaced by it in any schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of partial schedules.
+
+    resources: [rows, columns]. latency, period: [rows], seconds of one piece. idle, running: [rows, groups].
+    missing: [rows, 2], 1 where the row has nothing in turn, nothing apart (compared only when both are asked for).
+    origin: [rows, 3]: how a row was made, and the rows of its two parts.
+    """
+
+    resources: np.ndarray
+    latency: np.ndarray
+    period: np.ndarray
+    idle: np.ndarray
+    running: np.ndarray
+    missing: np.ndarray
+    origin: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.latency)
+
+    def take(self, rows: np.ndarray) -> Table:
+        """The rows of this index or mask."""
+        return Table(*(getattr(self, f.name)[rows] for f in dataclasses.fields(self)))
+
+
+def stack(tables: list[Table]) -> Table:
+    """Rows of several tables."""
+    if len(tables) == 1:
+        return tables[0]
+    return Table(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in dataclasses.fields(Table)))
+
+
+def unbeaten(columns: list[np.ndarray]) -> np.ndarray:
+    """Indices of rows that no other row is at most as high as in every column; one of equal rows stays."""
+    columns = [c for c in columns if len(c) and c.min() != c.max()]
+    if not columns:
+        return np.array([0])
+    if len(columns) == 1:
+        return np.array([int(np.argmin(columns[0]))])
+    if len(columns) == 2:
+        return _staircase(*columns)
+    if len(columns) == 3:
+        return _three(*columns)
+    return _general(columns)
+
+
+def _staircase(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    order = np.lexsort((b, a))
+    sorted_b = b[order]
+    lowest = np.minimum.accumulate(sorted_b)
+    keep = np.ones(len(order), bool)
+    keep[1:] = sorted_b[1:] < lowest[:-1]
+    return order[keep]
+
+
+BUCKETS = 24
+
+
+def _three(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """First against coarse buckets of c, which removes most rows cheaply; then exactly."""
+    if len(a) > 4 * BUCKETS:
+        order = np.lexsort((b, a))
+        a, b, c = a[order], b[order], c[order]
+        alive = np.ones(len(a), bool)
+        edges = np.quantile(c, np.linspace(0, 1, BUCKETS + 1)[1:-1])
+        bucket = np.searchsorted(edges, c)
+        lowest = np.full(len(a), np.inf)
+        for index in range(BUCKETS):
+            mine = bucket == index
+            # rows of lower buckets that come before in (a, b) are at most as high in a and in c: their lowest b decides
+            alive &= ~(mine & (lowest <= b))
+            masked = np.where(mine & alive, b, np.inf)
+            np.minimum.accumulate(masked, out=masked)
+            np.minimum(lowest, masked, out=lowest)
+        index = np.flatnonzero(alive)
+        return order[index[_general([a[index], b[index], c[index]])]]
+    return _general([a, b, c])
+
+
+BLOCK = 256
+
+
+def _general(columns: list[np.ndarray]) -> np.ndarray:
+    """Rows sorted so that only an earlier one can beat a later one, compared block by block with those that remain."""
+    order = np.lexsort(columns[::-1])
+    matrix = np.stack(columns, axis=1)[order]
+    if len(matrix) > BLOCK:
+        # a few rows that are good overall beat most others
+        scale = matrix.max(axis=0) - matrix.min(axis=0)
+        score = ((matrix - matrix.min(axis=0)) / scale).sum(axis=1)
+        alive = np.ones(len(matrix), bool)
+        for strong in np.argpartition(score, 8)[:8]:
+            beats = (matrix[strong] <= matrix).all(axis=1)
+            alive &= ~beats | (np.arange(len(matrix)) == strong) | ~alive[strong]
+        order, matrix = order[alive], matrix[alive]
+    front = np.empty((0, matrix.shape[1]))
+    kept: list[np.ndarray] = []
+    for start in range(0, len(matrix), BLOCK):
+        block = matrix[start : start + BLOCK]
+        index = np.arange(start, start + len(block))
+        if len(front):
+            beaten = (front[:, None, :] <= block[None, :, :]).all(axis=2).any(axis=0)
+            block, index = block[~beaten], index[~beaten]
+        earlier = (block[:, None, :] <= block[None, :, :]).all(axis=2)
+        beaten = np.triu(earlier, k=1).any(axis=0)
+        block, index = block[~beaten], index[~beaten]
+        front = np.concatenate([front, block])
+        kept.append(index)
+    return order[np.concatenate(kept)]

@@ -1,0 +1,99 @@
+"""Compiled scenes: one MuJoCo model with its arm, controller and pictures, shared by all tasks whose XML is the same.
+
+All tasks of libero_spatial share one scene, and so do all of libero_goal. A model takes 130 to 260 MB, so those that no
+environment uses are kept only up to a small number.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from envs.libero.arm import ArmIndices, Controller, ExactController, FastController
+from envs.libero.decimate import simplify_visual_meshes
+from envs.libero.pictures import Pictures
+from envs.libero.simulator import Simulator
+
+_KEPT_IDLE = 4
+
+
+class Scene:
+    """A compiled model. Fixture poses, and whatever else `bind` sets, are those of the environment whose turn it is."""
+
+    def __init__(self, xml: str, fast: bool) -> None:
+        self.model = mujoco.MjModel.from_xml_string(xml)
+        self.fast = fast
+        if fast:
+            simplify_visual_meshes(self.model)
+        self.body_pos = self.model.body_pos.copy()
+        self.body_quat = self.model.body_quat.copy()
+        self.users = 0
+        self.bound: object | None = None
+        self._controller: Controller | None = None
+        self._pictures: dict[int, Pictures] = {}
+        self._drawn: mujoco.MjData | None = None
+
+    def controller(self, robot: Any, simulator: Simulator) -> Controller:
+        """The arm's controller; `robot` is any robosuite robot that was built on this model."""
+        if self._controller is None:
+            arm = ArmIndices.of(robot, self.model)
+            self._controller = (
+                FastController(self.model, arm) if self.fast else ExactController(self.model, arm, simulator)
+            )
+        return self._controller
+
+    def draw(self, qpos: np.ndarray, cameras: list[int], size: int, out: np.ndarray) -> None:
+        """Write what the cameras show with the joints at `qpos` into `out` uint8 [V, size, size, 3], top row first."""
+        if self._drawn is None:
+            self._drawn = mujoco.MjData(self.model)
+        data = self._drawn
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(self.model, data)
+        mujoco.mj_comPos(self.model, data)
+        mujoco.mj_camlight(self.model, data)
+        pictures = self._pictures.get(size)
+        if pictures is None:
+            pictures = self._pictures[size] = Pictures(self.model, size, simplified=self.fast)
+        pictures.make_current()
+        for picture, camera in zip(out, cameras, strict=True):
+            pictures.draw(data, camera, picture)
+
+    def close(self) -> None:
+        """Free the graphics memory."""
+        for pictures in self._pictures.values():
+            pictures.close()
+        self._pictures = {}
+
+
+class SceneCache:
+    """Scenes by XML. `acquire` and `release` count users; idle scenes are dropped, least recently used first."""
+
+    def __init__(self, fast: bool) -> None:
+        self._fast = fast
+        self._scenes: collections.OrderedDict[bytes, Scene] = collections.OrderedDict()
+
+    def get(self, xml: str) -> Scene:
+        """The scene of an XML text, compiled if need be (0.2 to 1 s)."""
+        key = hashlib.sha256(xml.encode()).digest()
+        if key not in self._scenes:
+            self._scenes[key] = Scene(xml, self._fast)
+        self._scenes.move_to_end(key)
+        return self._scenes[key]
+
+    def drop_idle(self) -> list[Scene]:
+        """Close and forget the idle scenes beyond the number kept; returns them."""
+        idle = [key for key, scene in self._scenes.items() if not scene.users]
+        dropped = [self._scenes.pop(key) for key in idle[: max(0, len(idle) - _KEPT_IDLE)]]
+        for scene in dropped:
+            scene.close()
+        return dropped
+
+    def close(self) -> None:
+        """Free everything."""
+        for scene in self._scenes.values():
+            scene.close()
+        self._scenes.clear()

@@ -36,6 +36,7 @@ class _Adapter:
 
 _BUILT_IN = {
     "gym": _Adapter("envs.gym:GymConfig", "envs.gym"),
+    "libero": _Adapter("envs.libero.config:LiberoConfig", "envs.libero.factory"),
     "maniskill": _Adapter("envs.maniskill.config:ManiSkillConfig", "envs.maniskill.factory"),
 }
 

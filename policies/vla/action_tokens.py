@@ -21,7 +21,7 @@ class ActionTokenizer:
         self.bins = bins
         self.vocab_end = vocab_end
         self.first = vocab_end - bins
-        self._edges = torch.linspace(-1, 1, bins, dtype=torch.float64)
+        self._edges = torch.linspace(-1, 1, bins, dtype=torch.float64, device="cpu")
         self._centers = (self._edges[:-1] + self._edges[1:]) / 2
 
     @property

@@ -37,6 +37,9 @@ def attach(model: OpenVLAModel, options: LoraOptions) -> None:
     )
     model.requires_grad_(False)
     inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:  # an optimiser's small steps would vanish in a bfloat16 adapter
+            parameter.data = parameter.data.float()
 
 
 def _targets(model: OpenVLAModel, options: LoraOptions) -> list[str]:

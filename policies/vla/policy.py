@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class VLAPolicy(Policy):
         stored = self.bundle.statistics
         if not stored:
             low, high = self.interface.action_low, self.interface.action_high
-            if not low or not torch.isfinite(torch.tensor([*low, *high])).all():
+            if not low or not all(map(math.isfinite, [*low, *high])):
                 raise ConfigurationError(
                     f"policy {self.options.name} starts without action statistics and the environment's actions are "
                     f"unbounded ({low} to {high}); give policy.checkpoint with statistics or a bounded control mode."

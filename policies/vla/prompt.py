@@ -122,6 +122,7 @@ def small_tokenizer(vocab_size: int = 768) -> tokenizers.Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer
 
 

@@ -28,9 +28,9 @@ class QuantileScale:
     """The affine map between raw values and [-1, 1] given by q01, q99 and a mask."""
 
     def __init__(self, entry: dict[str, Any], guard: RangeGuard) -> None:
-        self.low = torch.tensor(entry["q01"], dtype=torch.float64)
-        self.high = torch.tensor(entry["q99"], dtype=torch.float64)
-        self.mask = torch.tensor(entry.get("mask", [True] * len(self.low)), dtype=torch.bool)
+        self.low = torch.tensor(entry["q01"], dtype=torch.float64, device="cpu")
+        self.high = torch.tensor(entry["q99"], dtype=torch.float64, device="cpu")
+        self.mask = torch.tensor(entry.get("mask", [True] * len(self.low)), dtype=torch.bool, device="cpu")
         self._guard = guard.value
 
     def __len__(self) -> int:

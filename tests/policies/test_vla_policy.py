@@ -1,0 +1,444 @@
+"""OpenVLA and OpenVLA-OFT as policies: the contract, adapters, saving and loading, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from vla_golden import STATISTICS, checkpoint_folder, interface
+
+from embodied.config import parse
+from embodied.errors import AssetError, CheckpointError, ConfigurationError, CorrectnessAlarm
+from embodied.random import RowNoise
+from policies import conformance, openvla, openvla_oft
+from policies.api import Interface, Sampling
+from policies.vla import checkpoint, lora, memory
+from policies.vla.llama import causal_plan
+from policies.vla.options import LoraOptions
+
+KINDS = {"openvla": openvla, "openvla_oft": openvla_oft}
+INSTRUCTIONS = ("pick up the red cube and move it to the green goal", "push the cube to the target")
+TINY = Interface(
+    state_dim=5,
+    action_dim=4,
+    action_low=(-1.0, -1.0, -1.0, -0.5),
+    action_high=(1.0, 1.0, 1.0, 0.5),
+    cameras=1,
+    image_height=64,
+    image_width=64,
+    instructions=INSTRUCTIONS,
+)
+GREEDY = Sampling(decode="greedy")
+
+
+@dataclasses.dataclass
+class Shown:
+    state: torch.Tensor
+    images: torch.Tensor
+    instruction: list[str]
+    privileged: torch.Tensor | None = None
+
+
+def shown(rows=4, cameras=1):
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (rows, cameras, 64, 64, 3), generator=generator, dtype=torch.uint8)
+    texts = [INSTRUCTIONS[i % 2] for i in range(rows)]
+    return Shown(torch.randn(rows, TINY.state_dim, generator=generator), images, texts)
+
+
+def build(kind, interface=TINY, seed=0, **options):
+    torch.set_num_threads(1)
+    module = KINDS[kind]
+    return module.build(module.Config(name=f"{kind}/tiny", **options), interface, seed)
+
+
+def noise(rows=4, start=0):
+    return RowNoise(3, np.arange(start, start + rows), np.zeros(rows))
+
+
+VARIANTS = [
+    ("openvla", {}),
+    ("openvla", {"chunk": 2, "recompute": "layers", "value": "action"}),
+    ("openvla_oft", {}),
+    ("openvla_oft", {"state": "token", "film": "language", "chunk": 3, "value": "action", "stop": "omit"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+def test_conforms_to_the_contract(kind, options, monkeypatch):
+    monkeypatch.setitem(conformance.registry._KINDS, kind, f"policies.{kind}")
+    conformance.check(build(kind, **options), shown())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.6), Sampling(top_k=5), Sampling(top_p=0.3, top_k=40)])
+def test_drawn_tokens_are_inside_the_filter_and_evaluate_to_their_probability(kind, sampling):
+    policy = build(kind)
+    inputs = policy.prepare(shown(8))
+    with torch.no_grad():
+        output = policy.act(inputs, sampling, noise(8))
+        found = policy.evaluate(inputs, output.tokens, sampling)
+    assert torch.isfinite(output.logprobs).all()
+    torch.testing.assert_close(found.logprobs, output.logprobs, atol=1e-5, rtol=0)
+    assert (output.tokens >= policy.tokens.first).all()
+    assert (output.tokens < policy.tokens.vocab_end).all()
+
+
+def test_first_openvla_token_is_drawn_with_its_stated_probability():
+    """The frequencies of 512 draws lie within five standard errors of the distribution."""
+    policy = build("openvla")
+    one = policy.prepare(Shown(shown(1).state, shown(1).images, [INSTRUCTIONS[0]]))
+    sampling = Sampling(top_k=4)
+    with torch.no_grad():
+        probability = policy.log_probabilities(policy._teacher_forced(one, torch.full((1, 1, 4), 800)), sampling)[
+            0, 0
+        ].exp()
+        many = one.expand(128).contiguous()
+        draws = torch.cat([policy.act(many, sampling, noise(128, 128 * i)).tokens[:, 0, 0] for i in range(4)])
+    frequency = torch.bincount(draws - policy.tokens.first, minlength=256) / len(draws)
+    error = (probability * (1 - probability) / len(draws)).sqrt()
+    assert (probability > 0).sum() == 4
+    assert ((frequency - probability).abs() <= 5 * error + 1e-9).all()
+
+
+def test_same_seed_same_weights_other_seed_other_weights():
+    first, again, other = (build("openvla_oft", seed=s).state_dict() for s in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.language_model.lm_head.weight"], other["model.language_model.lm_head.weight"])
+
+
+def test_first_values_are_near_zero_and_first_film_is_the_plain_network():
+    policy, film = build("openvla_oft"), build("openvla_oft", film="language")
+    inputs = policy.prepare(shown())
+    with torch.no_grad():
+        assert policy.value(inputs).abs().max() < 0.1
+        torch.testing.assert_close(film.hidden_states(inputs), policy.hidden_states(inputs), atol=1e-5, rtol=0)
+
+
+def test_state_reaches_the_action_only_where_it_is_a_token():
+    moved = shown()
+    moved.state = moved.state + 1
+    for state, differs in (("none", False), ("token", True)):
+        policy = build("openvla_oft", state=state)
+        with torch.no_grad():
+            a, b = (policy.hidden_states(policy.prepare(o)) for o in (shown(), moved))
+        assert (not torch.equal(a, b)) == differs
+
+
+def test_causal_decoder_is_refused_by_openvla_oft(monkeypatch):
+    monkeypatch.setattr("policies.openvla_oft.model.bidirectional_plan", causal_plan)
+    with pytest.raises(CorrectnessAlarm, match="bidirectional"):
+        build("openvla_oft")
+
+
+def test_l1_head_acts_greedily_and_refuses_to_be_sampled_or_evaluated():
+    policy = build("openvla_oft", head="l1")
+    inputs = policy.prepare(shown())
+    with torch.no_grad():
+        output = policy.act(inputs, GREEDY, None)
+    assert output.actions.shape == (4, 8, 4)
+    assert not output.logprobs.any()
+    with pytest.raises(ConfigurationError, match="greedy"):
+        policy.act(inputs, Sampling(), noise())
+    with pytest.raises(ConfigurationError, match="head: tokens"):
+        policy.evaluate(inputs, output.tokens, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("gripper", "expected"), [("open_is_positive", [-1.0, 1.0]), ("open_is_negative", [1.0, -1.0])]
+)
+def test_gripper_becomes_the_sign_the_environment_takes(gripper, expected):
+    policy = build("openvla", gripper=gripper)
+    policy.action_scale.mask[-1] = False
+    actions = policy.executed(torch.tensor([[[0.0, 0.0, 0.0, 0.1]], [[0.0, 0.0, 0.0, 0.9]]]))
+    assert actions[:, 0, -1].tolist() == expected
+
+
+# -- learning -------------------------------------------------------------------------------------------------------
+
+
+def step(policy, loss):
+    optimiser = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.1)
+    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    loss.backward()
+    optimiser.step()
+    return {name for name, p in policy.named_parameters() if not torch.equal(before[name], p)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("targets", ["language", "language_and_vision"])
+def test_adapters_and_heads_are_all_that_changes(kind, targets):
+    film = {"film": "language", "state": "token"} if kind == "openvla_oft" else {}
+    policy = build(kind, lora=LoraOptions(rank=4, targets=targets), **film)
+    inputs = policy.prepare(shown())
+    tokens = policy.act(inputs, Sampling(), noise()).tokens
+    policy.train()
+    found = policy.evaluate(inputs, tokens, Sampling())
+    changed = step(policy, -found.logprobs.mean() + found.value.square().mean())
+    heads = ("value_head.", "state_projector.")
+    assert all(".lora_" in n or n.startswith(heads) or ".scale." in n or ".shift." in n for n in changed)
+    for layer in range(4):
+        for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"):
+            assert f"model.language_model.model.layers.{layer}.{part}.lora_B.default.weight" in changed
+    vision = {name for name in changed if "vision_backbone" in name and ".lora_B" in name}
+    assert bool(vision) == (targets == "language_and_vision")
+    assert {name for name in changed if name.startswith("value_head.")} == {
+        f"value_head.{name}" for name, _ in policy.value_head.named_parameters()
+    }
+    if film:
+        assert "model.vision_backbone.featurizer.blocks.0.shift.weight" in changed
+
+
+def test_ratio_is_one_in_train_mode_with_adapters():
+    policy = build("openvla_oft", lora=LoraOptions(rank=4))
+    inputs = policy.prepare(shown())
+    with torch.no_grad():
+        output = policy.act(inputs, Sampling(), noise())
+        found = policy.train().evaluate(inputs, output.tokens, Sampling())
+    torch.testing.assert_close(found.logprobs, output.logprobs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_imitation_learns_two_actions_by_heart_and_ignores_invalid_ones(kind):
+    policy = build(kind, chunk=2).train()
+    inputs = policy.prepare(shown(2))
+    actions = torch.tensor([[[0.5, -0.5, 0.1, 0.2]] * 2, [[-0.5, 0.5, -0.1, 0.4]] * 2])
+    valid = torch.tensor([[True, True], [True, False]])
+    spoilt = actions.clone()
+    spoilt[1, 1] = 0.9
+    if kind == "openvla_oft":  # the placeholders do not see the actions
+        same = policy.imitation(inputs, actions, valid).loss, policy.imitation(inputs, spoilt, valid).loss
+        assert torch.equal(*same)
+    optimiser = torch.optim.Adam([p for p in policy.parameters() if p.requires_grad], lr=2e-3)
+    first = policy.imitation(inputs, actions)
+    for _ in range(80):
+        optimiser.zero_grad()
+        policy.imitation(inputs, actions).loss.backward()
+        optimiser.step()
+    last = policy.imitation(inputs, actions)
+    assert last.loss < 0.2 * first.loss
+    assert last.accuracy == 1
+    with torch.no_grad():
+        acted = policy.eval().act(inputs, GREEDY, None).actions
+    torch.testing.assert_close(acted, actions, atol=0.005, rtol=0)
+
+
+def test_bfloat16_weights_act_and_learn():
+    policy = build("openvla", precision="bfloat16", lora=LoraOptions(rank=4))
+    inputs = policy.prepare(shown())
+    with torch.no_grad():
+        output = policy.act(inputs, Sampling(), noise())
+    found = policy.evaluate(inputs, output.tokens, Sampling())
+    assert (found.logprobs - output.logprobs).abs().max() < 0.1
+    assert any(".lora_B" in name for name in step(policy, found.logprobs.sum()))
+
+
+# -- saving and loading ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*VARIANTS, ("openvla_oft", {"head": "l1", "state": "token"})],
+)
+def test_saved_policy_acts_the_same(kind, options, tmp_path):
+    policy = build(kind, **options)
+    policy.set_statistics("mine", policy.bundle.statistics["environment"])
+    KINDS[kind].save(policy, tmp_path / "saved")
+    loaded = KINDS[kind].load(tmp_path / "saved")
+    with torch.no_grad():
+        for decode in ("greedy",) if options.get("head") == "l1" else ("greedy", "sample"):
+            a, b = (p.act(p.prepare(shown()), Sampling(decode=decode), noise()) for p in (policy, loaded))
+            assert torch.equal(a.actions, b.actions)
+            assert torch.equal(a.value, b.value)
+    assert loaded.statistics_key == "mine"
+    assert not list(tmp_path.glob(".saved*"))
+
+
+def test_published_checkpoint_keeps_keys_fields_and_companions(tmp_path):
+    source = checkpoint_folder(tmp_path / "published")
+    policy = openvla.load(source, statistics=STATISTICS, value="none")
+    openvla.save(policy, tmp_path / "saved")
+    stored, written = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "saved"))
+    assert set(stored) == set(written)
+    assert all(torch.equal(stored[name].float(), written[name].float()) for name in stored)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "saved")]
+    assert configs[0] == configs[1]
+    for name in ("preprocessor_config.json", "dataset_statistics.json", "generation_config.json"):
+        assert json.loads((source / name).read_text()) == json.loads((tmp_path / "saved" / name).read_text())
+
+
+def test_film_policy_is_saved_under_published_names(tmp_path):
+    policy = build("openvla_oft", film="language", state="token", head="l1")
+    openvla_oft.save(policy, tmp_path)
+    assert set(load_file(tmp_path / "model.safetensors")) == set(build("openvla_oft").model.state_dict())
+    component = torch.load(tmp_path / "vision_backbone--latest_checkpoint.pt", weights_only=True)
+    assert "module.vision_backbone.featurizer.blocks.0.block.norm1.weight" in component
+    assert "module.vision_backbone.featurizer.blocks.0.scale.weight" in component
+    assert (tmp_path / "action_head--latest_checkpoint.pt").is_file()
+    assert (tmp_path / "proprio_projector--latest_checkpoint.pt").is_file()
+
+
+def test_sharded_weights_load_and_a_missing_shard_is_named(tmp_path):
+    policy = build("openvla")
+    openvla.save(policy, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    checkpoint.write_weights(policy.published_state().items(), tmp_path, shard_bytes=1_000_000)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 3
+    loaded = openvla.load(tmp_path)
+    assert all(
+        torch.equal(a, b) for a, b in zip(policy.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
+    shards[1].unlink()
+    with pytest.raises(CheckpointError, match=shards[1].name):
+        openvla.load(tmp_path)
+
+
+def train_adapters(policy):
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if ".lora_B" in name:
+                parameter.normal_(std=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_export_computes_what_the_adapters_do_and_leaves_them_untouched(kind, tmp_path):
+    policy = build(kind, lora=LoraOptions(rank=4, targets="language_and_vision"))
+    train_adapters(policy)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    KINDS[kind].save(policy, tmp_path)
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+    loaded = KINDS[kind].load(tmp_path, lora=None)
+    assert not lora.layers(loaded.model)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.probe(), policy.probe(), atol=1e-4, rtol=1e-4)
+    base = build(kind).model.state_dict()
+    name = "language_model.model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(base[name], loaded.model.state_dict()[name])
+
+
+def test_a_merge_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
+    policy = build("openvla", lora=LoraOptions(rank=4))
+    train_adapters(policy)
+    monkeypatch.setattr(
+        lora,
+        "_merged_weights",
+        lambda model: {n: m.get_base_layer().weight * 1.5 for n, m in lora.layers(model).items()},
+    )
+    with pytest.raises(CorrectnessAlarm, match="nothing was written"):
+        openvla.save(policy, tmp_path / "saved")
+    assert not list((tmp_path / "saved").iterdir())
+    assert next(iter(lora.layers(policy.model).values())).disable_adapters is False
+
+
+def test_adapters_lost_in_rounding_are_an_error(tmp_path):
+    policy = build("openvla", lora=LoraOptions(rank=4), precision="bfloat16")
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if ".lora_B" in name:
+                parameter.fill_(1e-9)
+    with pytest.raises(CheckpointError, match="byte for byte"):
+        openvla.save(policy, tmp_path)
+
+
+def test_component_files_still_carrying_adapters_are_merged():
+    down, up, base = torch.randn(32, 6), torch.randn(5, 32), torch.randn(5, 6)
+    state = {
+        "a.base_layer.weight": base,
+        "a.lora_A.default.weight": down,
+        "a.lora_B.default.weight": up,
+        "a.base_layer.bias": up[:, 0],
+    }
+    merged = checkpoint.merge_lora(state)
+    assert set(merged) == {"a.weight", "a.bias"}
+    torch.testing.assert_close(merged["a.weight"], base + 0.5 * up @ down)  # alpha 16 over rank 32
+
+
+class Payload:
+    def __reduce__(self):
+        return os.mkdir, ("pickle-was-executed",)
+
+
+def test_component_with_code_is_refused_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"fc1.weight": Payload()}, tmp_path / "action_head--1_checkpoint.pt")
+    with pytest.raises(CheckpointError, match="tensors alone"):
+        checkpoint.read_component(tmp_path / "action_head--1_checkpoint.pt")
+    assert not (tmp_path / "pickle-was-executed").exists()
+
+
+def test_newest_component_is_chosen(tmp_path):
+    for step in ("500", "40000", "1000"):
+        (tmp_path / f"action_head--{step}_checkpoint.pt").touch()
+    assert checkpoint.find_component(tmp_path, "action_head").name == "action_head--40000_checkpoint.pt"
+    (tmp_path / "action_head--latest_checkpoint.pt").touch()
+    assert checkpoint.find_component(tmp_path, "action_head").name == "action_head--latest_checkpoint.pt"
+    assert checkpoint.find_component(tmp_path, "proprio_projector") is None
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_misfits_are_refused_with_the_reason(tmp_path):
+    source = checkpoint_folder(tmp_path / "published")
+    config = openvla.OpenVLAConfig(checkpoint=str(source), statistics=STATISTICS)
+    with pytest.raises(ConfigurationError, match="7 action dimensions"):
+        openvla.build(config, dataclasses.replace(interface(), action_dim=4))
+    with pytest.raises(ConfigurationError, match="must name one"):
+        openvla.build(openvla.OpenVLAConfig(checkpoint=str(source)), interface())
+    with pytest.raises(CheckpointError, match="proprio_projector"):
+        openvla_oft.build(
+            openvla_oft.OpenVLAOFTConfig(checkpoint=str(source), statistics=STATISTICS, state="token"), interface()
+        )
+    with pytest.raises(ConfigurationError, match="camera"):
+        build("openvla", dataclasses.replace(TINY, cameras=0))
+    with pytest.raises(ConfigurationError, match="unbounded"):
+        build("openvla", dataclasses.replace(TINY, action_low=(-float("inf"),) * 4))
+    with pytest.raises(ConfigurationError, match="Did you mean 'openvla/tiny'"):
+        parse(openvla.OpenVLAConfig, {"name": "openvla/tny"})
+    with pytest.raises(AssetError, match="neither an existing folder nor a hub id"):
+        openvla.build(openvla.OpenVLAConfig(checkpoint="/no/such/folder"), interface())
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match="expected 'openvla'"):
+        openvla.load(source, statistics=STATISTICS)
+
+
+def test_wrong_weights_are_named(tmp_path):
+    openvla.save(build("openvla"), tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["projector.fc1.weight"] = state["projector.fc1.weight"][:, :3].contiguous()
+    state["extra"] = state.pop("projector.fc1.bias")
+    checkpoint.write_weights(state.items(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"unexpected extra.*\[512, 3\], expected.*missing projector.fc1.bias"):
+        openvla.load(tmp_path)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_estimate_counts_weights_gradients_and_optimiser_state():
+    options = openvla.OpenVLAConfig(name="openvla/tiny")
+    weights = 4 * sum(p.numel() for p in build("openvla").parameters())
+    acting = memory.acting(openvla.OpenVLAPolicy, options, TINY, batch=1)
+    assert weights < acting < 1.4 * weights
+    learning = memory.learning(openvla.OpenVLAPolicy, options, TINY, batch=2, autocast=None)
+    assert 3.5 * weights < learning < 6 * weights
+
+
+def test_estimate_agrees_with_what_a_mid_size_policy_really_takes():
+    """Resident memory of a process that acts and learns with 56 M parameters, against the estimate for it."""
+    script = Path(__file__).with_name("vla_memory_probe.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment, timeout=280
+    )
+    for name, (estimated, measured) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert abs(estimated - measured) < 0.1 * measured, (name, estimated, measured)

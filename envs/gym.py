@@ -180,8 +180,10 @@ def _make(config: GymConfig) -> gymnasium.Env:
     registered = _registration(config.id)
     options = dict(config.options)
     try:
-        modes = gymnasium.envs.registration.load_env_creator(registered.entry_point).metadata["render_modes"]
-        if "rgb_array" in modes:
+        entry = registered.entry_point
+        creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+        # a creator that is no class says nothing of render modes; pass `render_mode` as an option then
+        if "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ()):
             options.setdefault("render_mode", "rgb_array")
         # -1 takes the time limit off
         return gymnasium.make(registered.id, max_episode_steps=-1, disable_env_checker=True, **options)
@@ -193,14 +195,14 @@ def _make(config: GymConfig) -> gymnasium.Env:
 
 def _action_codec(
     env_id: str, space: gymnasium.Space
-) -> tuple[ActionSpec, Callable[[np.ndarray], list[Any] | np.ndarray]]:
+) -> tuple[ActionSpec, Callable[[np.ndarray], list[np.integer] | np.ndarray]]:
     """The action spec, and what turns float32 [n, A] into n actions for `Env.step`."""
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
+        start, kind = int(space.start), space.dtype
 
-        def choose(actions: np.ndarray) -> list[int]:
-            indices = actions[:, 0].astype(np.int64)
-            return indices.tolist() if start == 0 else (indices + start).tolist()
+        def choose(actions: np.ndarray) -> list[np.integer]:
+            # numpy's integers pass `Discrete.contains`, which environments assert, faster than Python's
+            return list(actions[:, 0].astype(kind) + start)
 
         return ActionSpec(Bounds.DISCRETE, dim=1, choices=int(space.n)), choose
     if isinstance(space, spaces.Box):

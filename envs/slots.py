@@ -191,9 +191,9 @@ class SlottedEnv(VectorEnv):
                 raise RefusedInput(f"next_assignments must have {size} rows, one an environment of the slot, "
                                    f"not {len(next_assignments)}.")  # fmt: skip
             table = memory.assignments
-            table[:, 0] = next_assignments.task
-            table[:, 1] = next_assignments.initial_state
-            table[:, 2] = next_assignments.seed
+            table[:, 0] = next_assignments.task.numpy()
+            table[:, 1] = next_assignments.initial_state.numpy()
+            table[:, 2] = next_assignments.seed.numpy()
         elif self._same_step:
             raise RefusedInput("auto_reset is same_step: send needs next_assignments, which say where an environment "
                                "goes whose episode ends.")  # fmt: skip
@@ -220,8 +220,9 @@ class SlottedEnv(VectorEnv):
         failed = slot.nobody
         final_rows, final = slot.no_rows, None
         if np.count_nonzero(memory.ended):
-            final_rows = slot.ended.nonzero().flatten()
-            final = memory.final.read(final_rows)
+            rows = np.flatnonzero(memory.ended)
+            final_rows = torch.from_numpy(rows)
+            final = memory.final.read_rows(rows)
             if self._same_step:
                 slot.current = np.where(memory.ended[:, None], memory.assignments, slot.current)
         if np.count_nonzero(slot.lost):

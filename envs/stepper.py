@@ -178,8 +178,7 @@ class ChunkStepper:
         """Write what the environments show after a chunk; a finished one keeps showing its end."""
         memory = self._memory
         if ended_rows is not None and not self._same_step:
-            rows = torch.from_numpy(ended_rows)
-            memory.observation.write(memory.final.read(rows), rows)
+            memory.observation.write(memory.final.read_rows(ended_rows), ended_rows)
         running = np.count_nonzero(self._active)
         if running == len(self._active):
             self._write_observation(None, "at the end of a chunk")
@@ -187,16 +186,14 @@ class ChunkStepper:
             self._write_observation(np.flatnonzero(self._active), "at the end of a chunk")
 
     def _write_observation(self, rows: np.ndarray | None, when: str) -> None:
-        index = None if rows is None else torch.from_numpy(rows)
-        observation = self.batch.observe(index)
+        observation = self.batch.observe(None if rows is None else torch.from_numpy(rows))
         self._check_observation(observation, rows, when)
-        self._memory.observation.write(observation, index)
+        self._memory.observation.write(observation, rows)
 
     def _write_final(self, rows: np.ndarray, step: int) -> None:
-        index = torch.from_numpy(rows)
-        observation = self.batch.observe(index)
+        observation = self.batch.observe(torch.from_numpy(rows))
         self._check_observation(observation, rows, f"at step {step} of a chunk")
-        self._memory.final.write(observation, index)
+        self._memory.final.write(observation, rows)
 
     def render(self, rows: np.ndarray) -> torch.Tensor:
         """uint8 [R, H, W, 3] pictures of `rows` (int64 [R])."""

@@ -1,0 +1,116 @@
+"""The pool against gymnasium's AsyncVectorEnv on CartPole, where the simulator costs nothing and overhead is all.
+
+Both step 64 environments with the same random actions, one control step a call; the pool on 2 processes,
+AsyncVectorEnv (shared memory) on its 64. The two alternate within one run, so that other work on the machine
+disturbs both.
+
+    python benchmarks/pool_cartpole.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import functools
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import torch
+
+import envs
+from envs.api import Assignments, VectorEnv
+
+ENVS = 64
+BAR = 8.0
+
+
+def time_pool(env: VectorEnv, steps: int, chunk: int) -> float:
+    """Environment steps a second (valid ones) of the pool."""
+    generator = torch.Generator().manual_seed(0)
+    actions = torch.randint(0, 2, (64, ENVS, chunk, 1), generator=generator).float()
+    following = [Assignments.from_seeds(range(i * ENVS, (i + 1) * ENVS)) for i in range(64)]
+    executed = 0
+    begin = time.perf_counter()
+    for step in range(steps):
+        result = env.step(actions[step % 64], 0, following[step % 64])
+        executed += ENVS if chunk == 1 else int(result.valid.sum())
+    return executed / (time.perf_counter() - begin)
+
+
+def time_gymnasium(env: gymnasium.vector.VectorEnv, steps: int) -> float:
+    """Environment steps a second of a gymnasium vector environment."""
+    actions = np.random.default_rng(0).integers(0, 2, (64, ENVS))
+    begin = time.perf_counter()
+    for step in range(steps):
+        env.step(actions[step % 64])
+    return steps * ENVS / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", help="write the table to this Markdown file")
+    options = parser.parse_args()
+
+    pool = envs.make("gym/CartPole-v1", num_envs=ENVS, processes=2)
+    pool.reset(Assignments.from_seeds(range(ENVS)))
+    makers = [functools.partial(gymnasium.make, "CartPole-v1") for _ in range(ENVS)]
+    asynchronous = gymnasium.vector.AsyncVectorEnv(makers, shared_memory=True)
+    asynchronous.reset(seed=0)
+    synchronous = gymnasium.vector.SyncVectorEnv(makers)
+    synchronous.reset(seed=0)
+    cases: dict[str, Callable[[], float]] = {
+        "gymnasium AsyncVectorEnv, shared memory, 64 processes": lambda: time_gymnasium(asynchronous, 200),
+        "gymnasium SyncVectorEnv, this process": lambda: time_gymnasium(synchronous, 300),
+        "pool, 2 processes": lambda: time_pool(pool, 2000, 1),
+        "pool, 2 processes, chunks of 8": lambda: time_pool(pool, 400, 8),
+    }
+    names = list(cases)
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(options.rounds + 1):
+        for name in names:
+            speed = cases[name]()
+            if number:  # the first round warms up
+                speeds[name].append(speed)
+    asynchronous.close()
+    synchronous.close()
+    pool.close()
+
+    peer = names[0]
+    lines = [
+        f"# CartPole-v1, {ENVS} environments: environment steps a second",
+        "",
+        f"{dt.date.today()}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python "
+        f"{platform.python_version()}, gymnasium {gymnasium.__version__}; median of {options.rounds} alternating "
+        "rounds (least, most); the ratio is the median of the rounds' ratios.",
+        "",
+        "| | steps/s | to AsyncVectorEnv |",
+        "|---|---|---|",
+    ]
+    ratios = {}
+    for name in names:
+        values = speeds[name]
+        ratios[name] = statistics.median(a / b for a, b in zip(values, speeds[peer], strict=True))
+        spread = f"{min(values):,.0f}, {max(values):,.0f}"
+        lines.append(f"| {name} | {statistics.median(values):,.0f} ({spread}) | {ratios[name]:.1f}x |")
+    ratio = ratios["pool, 2 processes"]
+    lines += [
+        "",
+        f"Bar: at least {BAR:g}x. {'Met' if ratio >= BAR else 'NOT met'}: {ratio:.1f}x.",
+        "",
+        "Command: `python benchmarks/pool_cartpole.py --output benchmarks/results/pool_cartpole.md`",
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if options.output:
+        with open(options.output, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    main()

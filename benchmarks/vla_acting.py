@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
+import datetime as dt
 import json
 import platform
 import statistics
@@ -71,7 +71,9 @@ class ThroughGenerate:
 
     def __call__(self, inputs) -> None:
         context = self.policy._context(inputs)
-        valid = context.valid if context.valid is not None else torch.ones(context.embeddings.shape[:2], dtype=torch.bool)
+        valid = (
+            context.valid if context.valid is not None else torch.ones(context.embeddings.shape[:2], dtype=torch.bool)
+        )
         first, last = self.policy.tokens.first, self.policy.tokens.vocab_end
         banned = torch.full((1, self.policy.model.architecture.llama.vocab_size), -torch.inf)
         banned[:, first:last] = 0
@@ -151,7 +153,7 @@ def main() -> None:
         rate = BATCH * actions.get(name, 0) / value
         print(f"{name:12} {value * 1e3:10.1f} {rate:10.0f} {rate * 7:10.0f}")
     result = {
-        "date": datetime.date.today().isoformat(),
+        "date": dt.date.today().isoformat(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} thread",
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -26,6 +26,7 @@ class OpenVLAPolicy(VLAPolicy):
 
     kind = "openvla"
     default_chunk = 1
+    default_views = 1
     range_guard = RangeGuard.NONE
 
     def _context(self, inputs: TensorDict) -> Context:

@@ -32,6 +32,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
 
     kind = "openvla_oft"
     default_chunk = 8
+    default_views = None
     range_guard = RangeGuard.EPSILON
     options: OpenVLAOFTConfig
 

@@ -90,7 +90,7 @@ def _build(policy_class: type[VLAPolicy], options: VLAConfig, interface: Interfa
 
 
 def _inputs(policy: VLAPolicy, batch: int) -> TensorDict:
-    size, views = policy.pictures.size, policy.interface.cameras
+    size, views = policy.pictures.size, policy.views
     fields = {
         "pixels": torch.empty(batch, views, size, size, 3, dtype=torch.uint8),
         "input_ids": torch.zeros(batch, _PROMPT_TOKENS, dtype=torch.int64),

@@ -36,6 +36,8 @@ class VLAConfig(PolicyConfig):
     checkpoint: folder or hub id in the published layout that gives sizes, weights, tokenizer and statistics; None
         draws fresh weights of the preset's size.
     statistics: key of the checkpoint's action statistics; None takes the only one.
+    views: how many of the environment's cameras are looked at, the first ones; None takes what the published policy
+        does: one for OpenVLA, all for OpenVLA-OFT.
     prompt: template of the checkpoint's training.
     prompt_tokens: columns of a tokenised prompt; None fits the environment's longest instruction.
     image: steps before the processor's resize.
@@ -48,6 +50,7 @@ class VLAConfig(PolicyConfig):
 
     checkpoint: str | None = None
     statistics: str | None = None
+    views: int | None = None
     prompt: Literal["openvla", "openvla_v01"] = "openvla"
     prompt_tokens: int | None = None
     image: ImageOptions = ImageOptions()
@@ -63,6 +66,8 @@ class VLAConfig(PolicyConfig):
             raise ValueError(f"name is {self.name!r}. " + suggest(self.name, [f"{kind}/{p}" for p in PRESETS]))
         if self.chunk is not None and self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}; expected at least 1")
+        if self.views is not None and self.views < 1:
+            raise ValueError(f"views is {self.views}; expected at least 1")
 
     @property
     def preset(self) -> str:

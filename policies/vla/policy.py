@@ -72,6 +72,7 @@ class VLAPolicy(Policy):
 
     kind: str
     default_chunk: int
+    default_views: int | None  # None: every camera there is
     range_guard: statistics.RangeGuard
 
     def __init__(self, options: VLAConfig, interface: Interface, bundle: Bundle, model: OpenVLAModel) -> None:
@@ -83,6 +84,11 @@ class VLAPolicy(Policy):
             )
         if not interface.cameras:
             raise ConfigurationError(f"policy {options.name} needs a camera, but the environment shows no pictures.")
+        self.views = options.views or self.default_views or interface.cameras
+        if self.views > interface.cameras:
+            raise ConfigurationError(
+                f"policy.views is {self.views}, but the environment has {interface.cameras} cameras; use at most those."
+            )
         self.options, self.interface, self.bundle = options, interface, bundle
         self.model = model
         architecture = model.architecture
@@ -143,7 +149,7 @@ class VLAPolicy(Policy):
         """`pixels` uint8 [B, V, h, w, 3], `input_ids` int64 [B, L], `prompt_mask` bool [B, L] (False on padding)."""
         if observation.images is None:
             raise ConfigurationError(f"policy {self.spec.name} needs pictures; the observation has none.")
-        pixels = self.pictures(observation.images)
+        pixels = self.pictures(observation.images[:, : self.views])
         ids, mask = self.prompts(observation.instruction)
         return TensorDict({"pixels": pixels, "input_ids": ids, "prompt_mask": mask}, batch_size=[len(ids)])
 
@@ -273,7 +279,7 @@ class VLAPolicy(Policy):
     def probe_inputs(self) -> TensorDict:
         """Two observations of fixed noise."""
         generator = torch.Generator().manual_seed(0)
-        size, views = self.pictures.size, self.interface.cameras
+        size, views = self.pictures.size, self.views
         pixels = torch.randint(0, 256, (2, views, size, size, 3), generator=generator, dtype=torch.uint8)
         texts = [*self.interface.instructions[:1], *self.interface.instructions[-1:]]
         ids, mask = self.prompts(texts)

@@ -133,6 +133,24 @@ def test_state_reaches_the_action_only_where_it_is_a_token():
         assert (not torch.equal(a, b)) == differs
 
 
+def test_openvla_looks_at_the_first_camera_and_openvla_oft_at_all():
+    two = dataclasses.replace(TINY, cameras=2)
+    changed = shown(cameras=2)
+    changed.images = changed.images.clone()
+    changed.images[:, 1] = 255 - changed.images[:, 1]
+    for kind, options, differs in (
+        ("openvla", {}, False),
+        ("openvla_oft", {}, True),
+        ("openvla_oft", {"views": 1}, False),
+    ):
+        policy = build(kind, two, **options)
+        a, b = (policy.prepare(o)["pixels"] for o in (shown(cameras=2), changed))
+        assert (not torch.equal(a, b)) == differs
+        assert a.shape[1] == policy.views
+    with pytest.raises(ConfigurationError, match="has 2 cameras"):
+        build("openvla_oft", two, views=3)
+
+
 def test_causal_decoder_is_refused_by_openvla_oft(monkeypatch):
     monkeypatch.setattr("policies.openvla_oft.model.bidirectional_plan", causal_plan)
     with pytest.raises(CorrectnessAlarm, match="bidirectional"):
@@ -433,6 +451,7 @@ def test_estimate_counts_weights_gradients_and_optimiser_state():
     assert 3.5 * weights < learning < 6 * weights
 
 
+@pytest.mark.slow
 def test_estimate_agrees_with_what_a_mid_size_policy_really_takes():
     """Resident memory of a process that acts and learns with 56 M parameters, against the estimate for it."""
     script = Path(__file__).with_name("vla_memory_probe.py")

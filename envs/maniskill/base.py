@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from embodied.errors import ConfigurationError, SimulatorError
+from embodied.errors import ConfigurationError
 from envs.api import Assignments, Observation
 from envs.batch import BatchEnv
 from envs.maniskill.config import ManiSkillConfig
@@ -27,7 +27,7 @@ class ManiSkillBatch(BatchEnv):
     def __init__(self, config: ManiSkillConfig, num_envs: int) -> None:
         self.num_envs = num_envs
         self._config = config
-        self._ids = torch.zeros(num_envs, dtype=torch.int64)
+        self._ids = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._sensed = None
 
     @property
@@ -44,7 +44,7 @@ class ManiSkillBatch(BatchEnv):
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:
         self._refresh()
-        index = torch.arange(self.num_envs) if rows is None else rows
+        index = torch.arange(self.num_envs, device=self.device) if rows is None else rows.to(self.device)
         shown = self._full if self._sensed is None else self._sensed
         return Observation(
             state=shown[index],
@@ -62,10 +62,3 @@ class ManiSkillBatch(BatchEnv):
                 f"{assignments.task.tolist()}, initial_state {assignments.initial_state.tolist()}."
             )
         return (assignments.seed.numpy().astype(np.uint64) % np.uint64(2**32)).tolist()
-
-    def _check_actions(self, actions: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        """`actions` with zeros in inactive rows. Raises SimulatorError where an active row is not finite."""
-        if not bool(torch.isfinite(actions[active]).all()):
-            bad = (~torch.isfinite(actions).all(dim=1) & active).nonzero().flatten().tolist()
-            raise SimulatorError(f"Actions for environments {bad} of {self.spec.id} are not finite numbers.")
-        return torch.where(active[:, None], actions, 0.0)

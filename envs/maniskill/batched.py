@@ -23,7 +23,7 @@ class BatchedManiSkill(ManiSkillBatch):
 
     def __init__(self, config: ManiSkillConfig, num_envs: int) -> None:
         super().__init__(config, num_envs)
-        self._env = build_task(config, batch=num_envs)
+        self._env = build_task(config, batch=num_envs, device=self.device.type)
         self._parts = action_parts(self._env)
         info = self._env.get_info()
         self._full = full_state(self._env, info)
@@ -34,9 +34,12 @@ class BatchedManiSkill(ManiSkillBatch):
             state_dim=(self._full if self._sensed is None else self._sensed).shape[1],
             privileged_dim=0 if self._sensed is None else self._full.shape[1],
             has_success="success" in info,
+            exact_reset=self.device.type == "cpu",
         )
         self._pictures = Pictures(self._env, config, [camera.name for camera in self.spec.cameras])
-        self._started = torch.zeros(num_envs, dtype=torch.bool)  # rows whose state is to be read anew
+        self._started = torch.zeros(
+            num_envs, dtype=torch.bool, device=self.device
+        )  # rows whose state is to be read anew
 
     @property
     def scene_is_drawn(self) -> bool:
@@ -50,8 +53,8 @@ class BatchedManiSkill(ManiSkillBatch):
             self._started[rows] = True
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:
-        actions = self._check_actions(actions, active)
-        self._env.scene.px.active = active.numpy().copy()
+        actions = torch.where(active[:, None], actions, 0.0).to(self.device)
+        self._set_active(active)
         full, reward, terminated, truncated, info = self._env.step(split_action(actions, self._parts))
         self._full = full.float()
         if self._sensed is not None:
@@ -59,11 +62,14 @@ class BatchedManiSkill(ManiSkillBatch):
         self._started[:] = False
         success = info.get("success", torch.zeros(self.num_envs)).bool()
         return BatchStep(
-            reward=task_reward(self._env, reward, success),
-            terminated=terminated.bool().clone(),
-            truncated=truncated.bool().clone(),
-            success=success.clone(),
+            reward=task_reward(self._env, reward, success).to("cpu", copy=True),
+            terminated=terminated.bool().to("cpu", copy=True),
+            truncated=truncated.bool().to("cpu", copy=True),
+            success=success.to("cpu", copy=True),
         )
+
+    def _set_active(self, active: torch.Tensor) -> None:
+        self._env.scene.px.active = active.numpy().copy()
 
     def _refresh(self) -> None:
         """Take the state of rows that were reset since the last step; all others keep what the step showed."""

@@ -22,12 +22,15 @@ from mani_skill.utils.registration import EnvSpec as RegisteredTask
 from embodied.errors import AssetError, ConfigurationError, SimulatorError, suggest
 from envs.api import ActionSpec, Bounds, CameraSpec, EnvSpec
 from envs.maniskill.config import ManiSkillConfig
+from envs.maniskill.episodes import cuda_task
 from envs.maniskill.instructions import instruction
+from envs.maniskill.lowpoly import lowpoly_task
 from envs.maniskill.quiet import without_graphics, without_noise, without_questions
 from envs.maniskill.scene import batched_task
 from envs.maniskill.stock import stock_task
 
 logger = logging.getLogger("envs.maniskill")
+_process_device: str | None = None
 
 
 def registered_task(config: ManiSkillConfig) -> RegisteredTask:
@@ -78,16 +81,17 @@ def construction(config: ManiSkillConfig) -> Any:
         yield
 
 
-def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
-    """The task as `batch` scenes stepped together, or as one stock environment where `batch` is None."""
+def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu") -> BaseEnv:
+    """The task as `batch` scenes stepped together, or as one stock CPU environment where `batch` is None."""
     task = registered_task(config)
+    _claim_process(device)
     options: dict[str, Any] = {
         **task.default_kwargs,
         "obs_mode": "state",
         "reward_mode": config.reward if config.reward in task.cls.SUPPORTED_REWARD_MODES else "none",
         "control_mode": config.control_mode,
-        "sim_backend": "physx_cpu",
-        "render_backend": "cpu" if config.needs_renderer else "none",
+        "sim_backend": f"physx_{device}",
+        "render_backend": device if config.needs_renderer else "none",
         "render_mode": "rgb_array" if config.rendering == "on_demand" else None,
         "sensor_configs": {}
         if config.image_size is None
@@ -97,10 +101,14 @@ def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
     }
     if config.robot is not None:
         options["robot_uids"] = config.robot
+    drawn = task.cls if config.robot_visual == "stock" else lowpoly_task(task.cls)
     if batch is None:
-        cls = stock_task(task.cls)
+        cls = stock_task(drawn)
+    elif device == "cuda":
+        cls = cuda_task(drawn)
+        options["num_envs"] = batch
     else:
-        cls = batched_task(task.cls)
+        cls = batched_task(drawn)
         options |= {"num_envs": batch, "scene_seed": config.scene_seed}
     try:
         with construction(config):
@@ -126,6 +134,17 @@ def build_task(config: ManiSkillConfig, *, batch: int | None) -> BaseEnv:
                 f"{config.task} reads its visuals while it is built ({error}); set env.rendering=on_demand."
             ) from error
         raise
+
+
+def _claim_process(device: str) -> None:
+    """GPU physics is a process-wide switch that breaks CPU physics. Raises SimulatorError where both are wanted."""
+    global _process_device
+    if _process_device not in (None, device):
+        raise SimulatorError(
+            f"This process already runs ManiSkill on {_process_device}; it cannot run it on {device} too. "
+            "Set env.processes=1 or more, so that CPU environments live in processes of their own."
+        )
+    _process_device = device
 
 
 def _refuse_control_mode(config: ManiSkillConfig, task: RegisteredTask) -> None:
@@ -162,7 +181,7 @@ def task_reward(env: BaseEnv, reward: torch.Tensor, success: torch.Tensor) -> to
 
 
 def task_spec(
-    env: BaseEnv, config: ManiSkillConfig, *, state_dim: int, privileged_dim: int, has_success: bool
+    env: BaseEnv, config: ManiSkillConfig, *, state_dim: int, privileged_dim: int, has_success: bool, exact_reset: bool
 ) -> EnvSpec:
     """The environment's description."""
     space = env.single_action_space
@@ -185,7 +204,12 @@ def task_spec(
         episode_steps=limit if config.episode_steps is None else config.episode_steps,
         control_hz=float(env.control_freq),
         has_success=has_success,
-        versions={"mani_skill": mani_skill.__version__, "sapien": sapien.__version__, "physics": "physx cpu"},
+        exact_reset=exact_reset,
+        versions={
+            "mani_skill": mani_skill.__version__,
+            "sapien": sapien.__version__,
+            "physics": f"physx {env.device.type}",
+        },
     )
 
 

@@ -46,6 +46,8 @@ class ManiSkillConfig(EnvConfig):
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 8:
             raise ValueError(f"image_size is {self.image_size}; it must be at least 8 pixels")
+        if self.sim_backend == "cuda" and self.stepping == "single":
+            raise ValueError("stepping: single is for CPU physics; sim_backend: cuda steps all environments together")
         if self.obs == "state" and (self.image_size is not None or self.cameras is not None or self.hidden):
             raise ValueError(
                 "image_size, cameras and hidden have no effect with obs: state; choose obs: rgb or rgb+state"

@@ -12,6 +12,7 @@ from embodied.errors import EmbodiedError, RefusedInput, SimulatorError
 from envs.api import Assignments, EnvSpec
 from envs.batch import BatchEnv
 from envs.maniskill.config import ManiSkillConfig
+from envs.maniskill.gpu import gpu_physics_missing
 
 if TYPE_CHECKING:
     from envs.maniskill.batched import BatchedManiSkill
@@ -30,6 +31,10 @@ def make_batch(config: ManiSkillConfig, num_envs: int) -> BatchEnv:
     from envs.maniskill.single import StockManiSkill
 
     registered_task(config)
+    if in_process(config):
+        from envs.maniskill.cuda import CudaManiSkill
+
+        return CudaManiSkill(config, num_envs)
     if config.stepping == "single":
         return StockManiSkill(config, num_envs)
     env, reason = _try_batched(config, num_envs)
@@ -41,6 +46,13 @@ def make_batch(config: ManiSkillConfig, num_envs: int) -> BatchEnv:
         )
     logger.warning("%s: stepping stock environments one after the other, because %s.", config.id, reason)
     return StockManiSkill(config, num_envs)
+
+
+def in_process(config: ManiSkillConfig) -> bool:
+    """Whether the simulator runs on a GPU, all environments in one process."""
+    if config.sim_backend == "cpu" or config.stepping == "single":
+        return False
+    return config.sim_backend == "cuda" or not gpu_physics_missing()
 
 
 def _try_batched(config: ManiSkillConfig, num_envs: int) -> tuple[BatchedManiSkill | None, str]:

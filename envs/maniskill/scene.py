@@ -21,6 +21,7 @@ from mani_skill.envs.utils.system.backend import BackendInfo
 from mani_skill.utils.building.actor_builder import ActorBuilder
 from mani_skill.utils.structs import Link
 
+from envs.maniskill.episodes import SeededEpisodes
 from envs.maniskill.kinematics import controllers_of, solve_like_stock
 from envs.maniskill.physics import BatchedPhysics
 from envs.maniskill.renewal import renewed
@@ -59,7 +60,7 @@ class BatchedScene(ManiSkillScene):
             scene.update_render()
 
 
-class _BatchedTask(BaseEnv):
+class _BatchedTask(SeededEpisodes):
     """Mixed in before a task class; see `batched_task`.
 
     scene_is_drawn: building the scene used random numbers, so that its geometry is drawn, once, from `scene_seed`; it
@@ -125,38 +126,9 @@ class _BatchedTask(BaseEnv):
         if self._interpolates:
             self.scene.px.gpu_apply_articulation_target_position()
 
-    def start_episodes(self, rows: list[int], seeds: list[int]) -> None:
-        """Begin new episodes in the environments `rows`; each world depends on its own seed only.
-
-        The draws are those of a stock single environment that is reset with the same seed.
-        """
-        scene, every = self.scene, self.scene._reset_mask
-        index = torch.tensor(rows)
-        chosen = torch.zeros_like(every)
-        chosen[index] = True
-        scene._reset_mask = chosen
+    def _forget(self, rows: list[int]) -> None:
         for row in rows:
-            scene.replace_sub_scene(row, renewed(self, scene.sub_scenes[row]))
-        self._elapsed_steps[index] = 0
-        self._clear_sim_state()
-        if self.agent is not None:
-            self.agent.reset()
-        with torch.random.fork_rng(devices=[]):
-            for row, seed in zip(rows, seeds, strict=True):
-                only = torch.zeros_like(every)
-                only[row] = True
-                scene._reset_mask = only
-                self._episode_seed[row] = seed
-                self._batched_episode_rng[[row]] = BatchedRNG.from_seeds([seed])
-                self._episode_rng = self._batched_episode_rng.rngs[row]
-                torch.manual_seed(seed)
-                self._initialize_episode(torch.tensor([row]), {})
-        scene._reset_mask = chosen
-        scene._gpu_apply_all()
-        scene._gpu_fetch_all()
-        for controller in controllers_of(self.agent):
-            controller.reset()
-        scene._reset_mask = torch.ones_like(every)
+            self.scene.replace_sub_scene(row, renewed(self, self.scene.sub_scenes[row]))
 
 
 def _generator_states(generators: BatchedRNG) -> list[bytes]:

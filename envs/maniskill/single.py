@@ -33,6 +33,7 @@ class StockManiSkill(ManiSkillBatch):
             state_dim=(self._full if self._sensed is None else self._sensed).shape[1],
             privileged_dim=0 if self._sensed is None else self._full.shape[1],
             has_success="success" in infos[0],
+            exact_reset=True,
         )
 
     def _show(self, row: int, full: torch.Tensor, info: dict[str, Any]) -> None:
@@ -48,7 +49,6 @@ class StockManiSkill(ManiSkillBatch):
             self._show(row, full, info)
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:
-        actions = self._check_actions(actions, active)
         reward = torch.zeros(self.num_envs)
         terminated, truncated, success = torch.zeros(3, self.num_envs, dtype=torch.bool)
         for row in active.nonzero().flatten().tolist():

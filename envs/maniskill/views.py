@@ -52,7 +52,7 @@ class Pictures:
                     f"Task {config.task} has no object {name!r} to hide (env.hidden). "
                     + suggest(name, env.scene.actors, noun="objects")
                 )
-        self._hidden: list[Actor | Articulation] = [
+        self.hidden: list[Actor | Articulation] = [
             *env._hidden_objects,
             *(env.scene.actors[name] for name in config.hidden),
         ]
@@ -91,7 +91,7 @@ class Pictures:
 
     @contextlib.contextmanager
     def _out_of_sight(self, rows: Sequence[int]) -> Iterator[None]:
-        bodies = [body for item in self._hidden for row in rows for body in _render_bodies(item, row)]
+        bodies = [body for item in self.hidden for row in rows for body in _render_bodies(item, row)]
         for body in bodies:
             body.visibility = 0.0
         try:

@@ -50,7 +50,7 @@ def _estimate(problem: Problem, schedule: Schedule, pieces: int, streams: int | 
     if isinstance(schedule, Work):
         return _work(problem, schedule, pieces, streams)
     if isinstance(schedule, Pipeline):
-        inner = schedule.pieces if pieces == 1 else None
+        inner = schedule.pieces if pieces == 1 and isinstance(schedule.body, Beside) else None
         body = _estimate(problem, schedule.body, pieces * schedule.pieces, inner)
         total = body.latency + (schedule.pieces - 1) * body.period
         return dataclasses.replace(body, latency=total, period=total)

@@ -32,6 +32,14 @@ class Style(enum.Enum):
     MIXED = "mixed"  # both occur
 
 
+class Effort(enum.Enum):
+    """How many of the rows of single units a search looks at."""
+
+    GLANCE = "device counts of a half, a quarter ... of all; few pieces"
+    SPARSE = "powers of two and eighths"
+    ALL = "all"
+
+
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """A schedule and its closed-form seconds."""
@@ -45,10 +53,12 @@ def search(problem: Problem, style: Style = Style.ANY) -> list[Candidate]:
 
     Raises ConfigurationError when nothing of this style fits the cluster's devices and memory.
     """
-    # a few device counts first: their best schedule is a bound that lets the whole search drop most rows early
-    coarse = _Search(problem, style, math.inf, sparse=True).run()
-    bound = coarse[0].seconds if coarse else math.inf
-    found = _Search(problem, style, bound, sparse=False).run()
+    # few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most of
+    # its rows early. Only the last one has all rows
+    bound, found = math.inf, []
+    for effort in Effort:
+        found = _Search(problem, style, bound, effort).run() or found
+        bound = found[0].seconds if found else math.inf
     if not found:
         raise ConfigurationError(_nothing_fits(problem, style))
     return found
@@ -72,21 +82,34 @@ def _nothing_fits(problem: Problem, style: Style) -> str:
 
 
 class _Search:
-    """One run. bound: seconds of a schedule already known. sparse: only some device counts."""
+    """One run. bound: seconds of a schedule already known."""
 
-    def __init__(self, problem: Problem, style: Style, bound: float, *, sparse: bool) -> None:
-        self.problem, self.style, self.sparse = problem, style, sparse
+    def __init__(self, problem: Problem, style: Style, bound: float, effort: Effort) -> None:
+        self.problem, self.style, self.effort = problem, style, effort
         self.bound = bound * (1 + TOLERANCE)
+        self.pieces = [p for p in problem.pieces if effort is not Effort.GLANCE or p in (1, 8)]
         self.accelerators = np.array([kind == "accelerator" for _, kind in problem.columns])
         self.steps: list[tuple] = []
         self.leaves = {(u, p): self._leaf(u, p) for u in range(len(problem.units)) for p in problem.pieces}
         self._prepare_bounds()
-        for key, table in self.leaves.items():
-            if table is not None:
-                self.leaves[key] = self._unbeaten(1 << key[0], self._promising(1 << key[0], key[1], table))
+        # fewer rows of one unit raise the least area of that unit, which lets fewer rows of the others remain
+        rows, before = self._leaf_rows(), -1
+        while rows != before and math.isfinite(self.bound):
+            for (unit, pieces), table in self.leaves.items():
+                if table is not None:
+                    streams = problem.streams(unit)
+                    self.leaves[unit, pieces] = self._promising(1 << unit, pieces, table, streams=streams)
+            self._prepare_bounds()
+            rows, before = self._leaf_rows(), rows
         self._prepare_memory()
+        for (unit, pieces), table in self.leaves.items():
+            if table is not None:
+                self.leaves[unit, pieces] = self._unbeaten(1 << unit, table)
         self.done: dict[tuple[int, int], Table | None] = {}
         self.bodies: dict[tuple[int, int, bool], Table | None] = {}
+
+    def _leaf_rows(self) -> int:
+        return sum(len(table) for table in self.leaves.values() if table is not None)
 
     # -- rows of one unit
 
@@ -105,13 +128,16 @@ class _Search:
             return None
         columns = [*table.resources.T, table.latency, *table.idle.T, *table.running.T]
         table = table.take(unbeaten(columns if self.style is not Style.MIXED else [*columns, *table.missing.T]))
-        return table.take(self._sparse_rows(table.resources)) if self.sparse else table
+        return table if self.effort is Effort.ALL else table.take(self._sparse_rows(table.resources))
 
     def _sparse_rows(self, resources: np.ndarray) -> np.ndarray:
         keep = np.ones(len(resources), bool)
         for column, capacity in enumerate(self.problem.capacity):
             there = np.unique(resources[:, column])
-            wanted = np.unique([*(2.0 ** np.arange(0, 1 + int(np.log2(capacity)))), *(capacity * np.arange(1, 9) // 8)])
+            wanted = capacity // 2.0 ** np.arange(4)
+            if self.effort is Effort.SPARSE:
+                powers = 2.0 ** np.arange(1 + int(np.log2(capacity)))
+                wanted = np.concatenate([wanted, powers, capacity * np.arange(1, 9) // 8])
             index = np.maximum(np.searchsorted(there, wanted, side="right") - 1, 0)
             keep &= np.isin(resources[:, column], there[index])
         return keep
@@ -132,7 +158,7 @@ class _Search:
         area = np.full((count, len(problem.columns)), np.inf)
         shortest = np.full(count, np.inf)
         for (unit, pieces), table in self.leaves.items():
-            if table is not None:
+            if table is not None and len(table):
                 times = pieces * table.latency
                 area[unit] = np.minimum(area[unit], (table.resources * times[:, None]).min(axis=0))
                 shortest[unit] = min(shortest[unit], times.min())
@@ -143,6 +169,7 @@ class _Search:
                 reach[unit] |= reach[earlier] | 1 << earlier
         self.area_outside: dict[int, np.ndarray] = {}
         self.serial_outside: dict[int, float] = {}
+        self.related: dict[int, float] = {}
         for part in problem.parts:
             others = [u for u in range(count) if not part >> u & 1]
             self.area_outside[part] = area[others].sum(axis=0) if others else np.zeros(len(problem.columns))
@@ -155,9 +182,14 @@ class _Search:
             chain = all(reach[b] >> a & 1 or reach[a] >> b & 1 for a in alone for b in alone if a < b)
             times = [shortest[u] for u in alone]
             self.serial_outside[part] = sum(times) if chain else max(times, default=0.0)
+            # whatever comes before or after a part that takes all items at once does not overlap it, and takes at least
+            # its area on all devices
+            related = [u for u in others if all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))]
+            spread = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
+            self.related[part] = max([self.serial_outside[part], spread, *(shortest[u] for u in related)])
 
-    def _promising(self, part: int, pieces: int, table: Table) -> Table:
-        """Rows that may be part of a schedule within the bound.
+    def _promising(self, part: int, pieces: int, table: Table, *, streams: bool = False) -> Table:
+        """Rows that may be part of a schedule within the bound. streams: the rows are also those of a stream.
 
         A row handles all pieces one after another, so the iteration takes at least latency + (pieces - 1) period. Its
         devices are its own for that long, and the units outside take at least their area: together no more than all
@@ -166,7 +198,8 @@ class _Search:
         if math.isinf(self.bound):
             return table
         least = table.latency + (pieces - 1) * table.period
-        keep = least + self.serial_outside[part] <= self.bound
+        apart = self.related if pieces == 1 and not streams else self.serial_outside
+        keep = least + apart[part] <= self.bound
         area = table.resources * least[:, None] + self.area_outside[part]
         keep &= (area <= self.problem.capacity * self.bound).all(axis=1)
         return table.take(keep) if not keep.all() else table
@@ -202,11 +235,8 @@ class _Search:
         columns = [*table.resources.T, table.latency]
         if not np.array_equal(table.period, table.latency):
             columns.append(table.period)
-        if hasattr(self, "free_idle"):
-            columns += [*np.maximum(table.idle, self.free_idle[part]).T]
-            columns += [*np.maximum(table.running, self.free_running[part]).T]
-        else:
-            columns += [*table.idle.T, *table.running.T]
+        columns += [*np.maximum(table.idle, self.free_idle[part]).T]
+        columns += [*np.maximum(table.running, self.free_running[part]).T]
         if self.style is Style.MIXED:
             columns += [*table.missing.T]
         return table.take(unbeaten(columns))
@@ -226,7 +256,7 @@ class _Search:
             for kind, cost in stage.on.items()
         )
         last: list[Table] = []
-        for pieces in reversed(problem.pieces):
+        for pieces in reversed(self.pieces):
             for part in problem.parts:
                 rows = []
                 if part.bit_count() == 1:
@@ -237,7 +267,7 @@ class _Search:
                 self.bodies[part, pieces, False] = self._body(part, cuts, pieces, streaming=False)
                 if any(problem.streams(u) for u in bits(part)):
                     self.bodies[part, pieces, True] = self._body(part, cuts, pieces, streaming=True)
-                for smaller in problem.pieces:
+                for smaller in self.pieces:
                     if smaller >= pieces and smaller % pieces == 0:
                         rows.append(self._pipeline(part, pieces, smaller))
                         if repeat and smaller > pieces:
@@ -255,7 +285,7 @@ class _Search:
             return None
         part = first | second
         latency = a.latency[:, None] + b.latency[None, :]
-        i, j = np.nonzero(pieces * latency + self.serial_outside[part] <= self.bound)
+        i, j = np.nonzero(pieces * latency + (self.related if pieces == 1 else self.serial_outside)[part] <= self.bound)
         latency = latency[i, j]
         resources = np.maximum(a.resources[i], b.resources[j])
         running = np.maximum(a.running[i] + b.idle[j], b.running[j] + a.idle[i])
@@ -309,7 +339,7 @@ class _Search:
         latency = a.latency[i] + b.latency[j] + hand_on if joined else np.maximum(a.latency[i], b.latency[j])
         latency = latency + weights
         period = np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
-        keep = latency + (pieces - 1) * period + self.serial_outside[part] <= self.bound
+        keep = latency + (pieces - 1) * period + (self.related if pieces == 1 else self.serial_outside)[part] <= self.bound
         i, j, latency, period = i[keep], j[keep], latency[keep], period[keep]
         both = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
         missing = a.missing[i] * b.missing[j]

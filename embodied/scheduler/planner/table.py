@@ -100,24 +100,30 @@ def _general(columns: list[np.ndarray]) -> np.ndarray:
     matrix = np.stack(columns, axis=1)[order]
     if len(matrix) > BLOCK:
         # a few rows that are good overall beat most others
-        scale = matrix.max(axis=0) - matrix.min(axis=0)
+        scale = np.maximum(matrix.max(axis=0) - matrix.min(axis=0), 1e-300)
         score = ((matrix - matrix.min(axis=0)) / scale).sum(axis=1)
         alive = np.ones(len(matrix), bool)
         for strong in np.argpartition(score, 8)[:8]:
             beats = (matrix[strong] <= matrix).all(axis=1)
             alive &= ~beats | (np.arange(len(matrix)) == strong) | ~alive[strong]
         order, matrix = order[alive], matrix[alive]
-    front = np.empty((0, matrix.shape[1]))
     kept: list[np.ndarray] = []
+    front = [np.empty(0) for _ in columns]
     for start in range(0, len(matrix), BLOCK):
-        block = matrix[start : start + BLOCK]
-        index = np.arange(start, start + len(block))
-        if len(front):
-            beaten = (front[:, None, :] <= block[None, :, :]).all(axis=2).any(axis=0)
-            block, index = block[~beaten], index[~beaten]
-        earlier = (block[:, None, :] <= block[None, :, :]).all(axis=2)
-        beaten = np.triu(earlier, k=1).any(axis=0)
-        block, index = block[~beaten], index[~beaten]
-        front = np.concatenate([front, block])
+        index = np.arange(start, min(start + BLOCK, len(matrix)))
+        index = index[~_any_beats(front, matrix[index].T).any(axis=0)]
+        block = matrix[index].T
+        earlier = _any_beats(list(block), block) & (np.arange(len(index))[:, None] < np.arange(len(index))[None, :])
+        index = index[~earlier.any(axis=0)]
+        front = [np.concatenate([f, column]) for f, column in zip(front, matrix[index].T, strict=True)]
         kept.append(index)
     return order[np.concatenate(kept)]
+
+
+def _any_beats(front: list[np.ndarray], block: np.ndarray) -> np.ndarray:
+    """[front, block]: whether a row of the front is at most as high as a row of the block in every column. The rows are
+    sorted by the first column, which still has to be compared: blocks of equal first values are common."""
+    beats = front[0][:, None] <= block[0][None, :]
+    for mine, theirs in zip(front[1:], block[1:], strict=True):
+        beats &= mine[:, None] <= theirs[None, :]
+    return beats

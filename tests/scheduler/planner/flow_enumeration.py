@@ -170,7 +170,7 @@ class Enumeration:
             if p.devices // profile.on[p.kind].devices_per_replica > costs.piece_items(profile.items, parts):
                 return None  # a replica without an item
         # one piece's values: the formula for the whole of `pieces` pieces in a row, divided
-        found = estimate(self.problem, Pipeline(pieces, work) if pieces > 1 and not streams else work)
+        found = estimate(self.problem, Pipeline(pieces, work) if pieces > 1 else work)
         seconds = found.latency / (1 if streams else pieces)
         resources = tuple(found.resources.get(c, 0) for c in self.problem.columns)
         idle = tuple(found.idle[g] for g in self.problem.memory_groups)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import safetensors
 import safetensors.torch
 import torch
 
@@ -111,7 +112,7 @@ def save(policy: VLAPolicy, folder: Path) -> None:
                 stale.unlink()
         for path in sorted(part.iterdir(), key=lambda path: path.name == DESCRIPTION):
             os.replace(path, folder / path.name)
-    except OSError as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"{folder} could not be written: {error}. Free space or choose another folder."
         ) from error

@@ -7,6 +7,7 @@ weights-only unpickler.
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import re
@@ -154,7 +155,9 @@ def find_component(folder: Path, name: str) -> Path | None:
 def write_component(state: Mapping[str, torch.Tensor], folder: Path, name: str) -> None:
     """Write a component file under the names the published loader reads."""
     tensors = {f"module.{key}": value.detach().cpu().contiguous() for key, value in state.items()}
-    torch.save(tensors, folder / f"{name}--latest_checkpoint.pt")
+    buffer = io.BytesIO()  # torch hides a full disk's OSError behind a RuntimeError; writing ourselves does not
+    torch.save(tensors, buffer)
+    (folder / f"{name}--latest_checkpoint.pt").write_bytes(buffer.getbuffer())
 
 
 def merge_lora(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -259,6 +259,20 @@ def test_bfloat16_weights_act_and_learn():
     assert any(".lora_B" in name for name in step(policy, found.logprobs.sum()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_acting_and_evaluating_agree_under_autocast(kind):
+    policy = build(kind)
+    inputs = policy.prepare(shown())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        output = policy.act(inputs, Sampling(), noise())
+        found = policy.evaluate(inputs, output.tokens, Sampling())
+    assert output.logprobs.dtype == torch.float32
+    assert (found.logprobs - output.logprobs).abs().max() < 0.05
+    with torch.no_grad():
+        exact = policy.evaluate(inputs, output.tokens, Sampling())
+    assert (found.logprobs - exact.logprobs).abs().max() < 0.1
+
+
 # -- saving and loading ---------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
+from torch import nn
 
 from embodied.errors import CheckpointError, ConfigurationError
 from policies import distributions
@@ -246,6 +247,11 @@ class VLAPolicy(Policy):
         return Imitation((losses * weights).sum() / weights.sum().clamp_min(1), accuracy, distance.float())
 
     # -- adapters, description, saving --------------------------------------------------------------------------
+
+    def blocks(self) -> list[nn.Module]:
+        """The repeated layers of vision and decoder: units to shard, or to recompute, by themselves."""
+        vision = [block for vit in self.model.vision_backbone.featurizers for block in vit.blocks]
+        return [*vision, *self.model.language_model.model.layers]
 
     def load_components(self, folder: Path) -> None:
         """Load the heads beside the model that `folder` has files for; others keep their fresh weights."""

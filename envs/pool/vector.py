@@ -222,7 +222,7 @@ class PoolVectorEnv(SlottedEnv):
         control[REQUESTED] = self._number
         os.eventfd_write(self._shared.doorbells[part.process], 1)
 
-    def _allow(self, process: int, slot: int, seconds: float) -> None:
+    def _allow(self, process: int | slice, slot: int, seconds: float) -> None:
         """Set a request's deadline; what the process still has to do for other slots comes first."""
         self._deadlines[process, slot] = time.monotonic() + seconds * len(self._in_flight)
 
@@ -245,16 +245,22 @@ class PoolVectorEnv(SlottedEnv):
         for slot in self._in_flight:
             # a first reset may still load and compile things, so it is part of starting
             self._allow(slice(None), slot, self.config.start_seconds)
+        errors = []
         for slot in list(self._in_flight):
-            self._await_slot(slot)
+            try:
+                self._await_slot(slot)
+            except EmbodiedError as error:
+                errors.append(error)  # the other slots' resets are under way all the same
+        if errors:
+            raise errors[0]
 
     def ready(self, slot: int = 0) -> bool:
         if not self._slot(slot).chunk:
             return False
-        waiting = self._waiting(slot)
-        # a process that is gone or late is recv's to deal with
-        return not len(waiting) or any(
-            self._shared.processes[p].has_ended() or time.monotonic() > self._deadlines[p, slot] for p in waiting
+        waiting = [self._shared.processes[index] for index in self._waiting(slot).tolist()]
+        # one that failed, died or is late has something to say: recv's to deal with
+        return not waiting or any(
+            process.connection.poll() or time.monotonic() > self._deadlines[process.index, slot] for process in waiting
         )
 
     def _waiting(self, slot: int) -> np.ndarray:
@@ -358,13 +364,16 @@ class PoolVectorEnv(SlottedEnv):
 
     def _ask(self, indices: list[int], commands: list[tuple[Any, ...]], seconds: float) -> list[Any]:
         """Send a command to each of the processes and wait for the answers."""
+        for index in indices:
+            process = self._shared.processes[index]
+            if process.has_ended():
+                self._replace(process, process.describe_end())
         for index, command in zip(indices, commands, strict=True):
             self._shared.processes[index].send(command)
         deadline = time.monotonic() + seconds
         replies = []
         for index, command in zip(indices, commands, strict=True):
             process = self._shared.processes[index]
-            message = None
             if not process.connection.poll(max(0.0, deadline - time.monotonic())):
                 stack = process.dump_stack()
                 process.kill()

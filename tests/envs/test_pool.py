@@ -249,6 +249,29 @@ def test_ready_tells_whether_recv_would_wait(four: PoolVectorEnv):
     assert not env.ready(0)
 
 
+def test_ready_is_true_for_a_chunk_that_failed(four: PoolVectorEnv):
+    four.reset(seeds(100, 200, 300, 400))
+    four.send(with_code(4, 1, 2, world.RAISE), 0, seeds(0, 0, 0, 0))
+    until = time.monotonic() + 5
+    while not four.ready(0):
+        assert time.monotonic() < until
+    with pytest.raises(SimulatorError):
+        four.recv(0)
+
+
+def test_process_that_died_while_idle_is_replaced_when_the_state_is_saved(four: PoolVectorEnv):
+    four.reset(seeds(100, 200, 300, 400))
+    four.step(torch.zeros(4, 2, 2), 0, seeds(0, 0, 0, 0))
+    os.kill(four._shared.processes[0].pid, signal.SIGKILL)
+    four._shared.processes[0]._popen.wait()
+    saved = four.state_dict()
+    assert saved["length"].tolist() == [0, 0, 2, 2]
+    assert saved["lost"].tolist() == [True, True, False, False]
+    result = four.step(torch.zeros(4, 1, 2), 0, seeds(500, 600, 700, 800))
+    assert result.failed.tolist() == [True, True, False, False]
+    assert result.observation.state[:, :2].tolist() == [[0, 500], [0, 600], [3, 300], [3, 400]]
+
+
 def test_closing_ends_the_processes_and_results_stay_readable():
     env = pool()
     env.reset(seeds(100, 200, 300, 400))

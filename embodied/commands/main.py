@@ -36,14 +36,16 @@ def main(argv: list[str] | None = None) -> int:
 
     # many small tensors: one thread is faster, and simulators need the other cores; set before torch is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    args = build_parser().parse_args(argv)
+    verb = "embodied"
     try:
-        check_shadowing()
+        check_shadowing()  # before any verb is imported: what it warns of would break the import
+        args = build_parser().parse_args(argv)
+        verb = f"embodied {args.verb}"
         return importlib.import_module(f"embodied.commands.{args.verb}").run(args)
     except EmbodiedError as error:
         kind = "refused" if error.exit_code != EXIT_FAILED else "failed"
         _print_cause(error)
-        print(f"embodied {args.verb} {kind}: {error}", file=sys.stderr)
+        print(f"{verb} {kind}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     with recording_env(env_config, args.episodes) as env:
         registry.check_interface(policy, registry.interface_of(env.spec))
         options = dataclasses.replace(options, episodes=args.episodes)
-        recording = film(policy, env, options, out, "recorded", "", fps=args.fps, device=device)
+        recording = film(policy, env, options, out, "recorded", fps=args.fps, device=device)
     outcome = f", {recording.successes} of {recording.episodes} successful" if env.spec.has_success else ""
     print(f"filmed {recording.episodes} episodes of {env_config.id}{outcome}: {relative(recording.path)}")
     return EXIT_DONE

@@ -55,12 +55,13 @@ def evaluate_policy(
     *,
     seed: int = 0,
     device: str = "cpu",
+    forward_rows: int | None = 16,
     deadline: float = 600.0,
 ) -> tuple[EvaluationResult, EnvSpec]:
     """Play the evaluation episodes of `env` with the policy saved in `policy`. Raises EmbodiedError."""
     flow = Flow("evaluation")
     env_stage = flow.stage("env", EnvWorker, EnvWorkerOptions(env), scales_with="environments", needs=CPU)
-    policy_options = PolicyWorkerOptions(policy)
+    policy_options = PolicyWorkerOptions(policy, forward_rows)
     policy_stage = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)
     flow.edge(env_stage.questions, policy_stage.questions)
     flow.edge(policy_stage.decisions, env_stage.decisions, route=Route.OWNER)
@@ -73,7 +74,7 @@ def evaluate_policy(
             rollout = Rollout(0, 0, "evaluate", options.sampling)
             episodes, _ = await system.together(
                 system.group("env").call("evaluate", assignments),
-                system.group("policy").call("act_evaluation", rollout),
+                system.group("policy").call("act", rollout),
             )
             return EvaluationResult(tuple(episode for part in episodes for episode in part)), spec
 

@@ -36,17 +36,22 @@ class EvaluationResult:
         """Mean control steps of an episode."""
         return sum(e.length for e in self.episodes) / len(self.episodes)
 
-    def metrics(self) -> dict[str, float]:
-        """`eval/...`, as logged; the interval is Wilson's 95 %."""
+    def metrics(self, has_success: bool = True) -> dict[str, float]:
+        """`eval/...`, as logged, without successes where the environment has none; the interval is Wilson's 95 %."""
+        common = {
+            "eval/return": self.mean_return,
+            "eval/length": self.mean_length,
+            "eval/episodes": float(len(self.episodes)),
+        }
+        if not has_success:
+            return common
         low, high = wilson_interval(sum(e.success_once for e in self.episodes), len(self.episodes))
         return {
             "eval/success_once": self.success_once,
             "eval/success_once_low": low,
             "eval/success_once_high": high,
             "eval/success_at_end": self.success_at_end,
-            "eval/return": self.mean_return,
-            "eval/length": self.mean_length,
-            "eval/episodes": float(len(self.episodes)),
+            **common,
         }
 
     def table(self) -> list[dict[str, Any]]:
@@ -54,15 +59,10 @@ class EvaluationResult:
         return [dataclasses.asdict(episode) for episode in self.episodes]
 
 
-def episode_metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
+def episode_metrics(episodes: Sequence[FinishedEpisode], has_success: bool) -> dict[str, float]:
     """`train/...` of the episodes that finished in a rollout; nothing where none did."""
     if not episodes:
         return {}
-    result = EvaluationResult(tuple(episodes))
-    return {
-        "train/success_once": result.success_once,
-        "train/success_at_end": result.success_at_end,
-        "train/return": result.mean_return,
-        "train/length": result.mean_length,
-        "train/episodes": float(len(episodes)),
-    }
+    metrics = EvaluationResult(tuple(episodes)).metrics(has_success)
+    interval = ("eval/success_once_low", "eval/success_once_high")
+    return {name.replace("eval/", "train/"): value for name, value in metrics.items() if name not in interval}

@@ -16,7 +16,7 @@ def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
     flow = Flow("embodied")
     group_size = recipe.algorithm.group_size
     env_options = EnvWorkerOptions(recipe.env, group_size=group_size, fresh=recipe.rollout.start == "fresh")
-    policy_options = PolicyWorkerOptions(recipe.policy)
+    policy_options = PolicyWorkerOptions(recipe.policy, recipe.rollout.forward_rows)
     learner_options = LearnerWorkerOptions(recipe.policy, recipe.algorithm, recipe.learner, alarms)
     env = flow.stage("env", EnvWorker, env_options, scales_with="environments", needs=CPU)
     policy = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)

@@ -12,6 +12,7 @@ import torch
 from embodied.interaction.messages import Decision, Question, Rollout
 from embodied.random import RowNoise, derive_seed
 from embodied.scheduler import Input, Output, Worker, WorkerContext
+from envs.api import Observation
 from policies import registry
 from policies.api import PolicyConfig, PolicyOutput
 
@@ -20,12 +21,13 @@ from policies.api import PolicyConfig, PolicyOutput
 class PolicyWorkerOptions:
     """policy: what to build with the run's seed, or the folder of a saved policy to load.
 
-    evaluation_block: rows of a forward pass in evaluation, always filled up to exactly so many: matrix products of
-    another shape may differ in the last bit, and an evaluation must not depend on how many environments play it.
+    forward_rows: rows of every forward pass, filled up to exactly so many. Matrix products of another shape may differ
+    in the last bit; with one shape a decision does not depend on how environments are divided over workers and slots.
+    None takes all rows of a question at once.
     """
 
     policy: PolicyConfig | Path
-    evaluation_block: int = 16
+    forward_rows: int | None
 
 
 class PolicyWorker(Worker):
@@ -55,6 +57,10 @@ class PolicyWorker(Worker):
         """The policy's parameters and buffers themselves."""
         return self.policy.state_dict(keep_vars=True)
 
+    def acting_weights(self) -> dict[str, torch.Tensor]:
+        """Copies of the tensors that act now."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.policy.state_dict().items()}
+
     def share_weights(self, weights: dict[str, Any]) -> None:
         """Hold the learner's tensors: its updates are then the policy's."""
         self.policy.load_state_dict(weights, strict=True, assign=True)
@@ -72,44 +78,38 @@ class PolicyWorker(Worker):
                 decision = self._decide(question, rollout, seed)
             await self.decisions.put(decision, key)
 
-    async def act_evaluation(self, rollout: Rollout) -> None:
-        """Serve one round of evaluation, in forward passes of one fixed size."""
-        seed = derive_seed(self.context.seed, rollout.purpose)
-        async for key, question in self.questions:
-            with self.timed("act in evaluation"):
-                decision = self._decide_in_blocks(question, rollout, seed)
-            await self.decisions.put(decision, key)
-
     @torch.no_grad()
     def _decide(self, question: Question, rollout: Rollout, seed: int) -> Decision:
-        device = self.context.device
-        policy = self.policy
-        inputs = policy.prepare(question.observation).to(device)
         final_values = None
-        if question.final_observation is not None and policy.spec.values:
-            final_values = policy.value(policy.prepare(question.final_observation).to(device)).cpu()
+        if question.final_observation is not None and self.policy.spec.values:
+            final_values = self._values(question.final_observation)
         if not question.decide:
-            value = policy.value(inputs).cpu() if policy.spec.values else None
+            value = self._values(question.observation) if self.policy.spec.values else None
             return Decision(None, None, value, final_values, self.version)
-        noise = RowNoise(seed, question.streams, question.steps, device)
-        output = policy.act(inputs, rollout.sampling, noise)
-        value = None if output.value is None else output.value.cpu()
-        return Decision(output, inputs, value, final_values, self.version)
-
-    @torch.no_grad()
-    def _decide_in_blocks(self, question: Question, rollout: Rollout, seed: int) -> Decision:
-        size = self.options.evaluation_block
-        count = len(question.streams)
-        outputs = []
-        for begin in range(0, count, size):
-            rows = torch.arange(begin, begin + size).clamp(max=count - 1)  # the last row again where rows run out
-            inputs = self.policy.prepare(question.observation.select(rows)).to(self.context.device)
-            noise = RowNoise(seed, question.streams[rows.numpy()], question.steps[rows.numpy()], self.context.device)
-            outputs.append(self.policy.act(inputs, rollout.sampling, noise))
-        joined = PolicyOutput(
-            actions=torch.cat([o.actions for o in outputs])[:count],
-            tokens=torch.cat([o.tokens for o in outputs])[:count],
-            logprobs=torch.cat([o.logprobs for o in outputs])[:count],
-            value=None if outputs[0].value is None else torch.cat([o.value for o in outputs])[:count],
+        outputs, inputs, count = [], [], len(question.streams)
+        for rows in self._blocks(count):
+            prepared = self.policy.prepare(question.observation.select(rows)).to(self.context.device)
+            streams, steps = question.streams[rows.numpy()], question.steps[rows.numpy()]
+            noise = RowNoise(seed, streams, steps, self.context.device)
+            outputs.append(self.policy.act(prepared, rollout.sampling, noise))
+            inputs.append(prepared)
+        output = PolicyOutput(
+            actions=torch.cat([o.actions for o in outputs])[:count].cpu(),
+            tokens=torch.cat([o.tokens for o in outputs])[:count].cpu(),
+            logprobs=torch.cat([o.logprobs for o in outputs])[:count].cpu(),
+            value=None if outputs[0].value is None else torch.cat([o.value for o in outputs])[:count].cpu(),
         )
-        return Decision(joined, None, joined.value, None, self.version)
+        return Decision(output, torch.cat(inputs)[:count].cpu(), output.value, final_values, self.version)
+
+    def _values(self, observation: Observation) -> torch.Tensor:
+        count = len(observation)
+        values = [
+            self.policy.value(self.policy.prepare(observation.select(rows)).to(self.context.device))
+            for rows in self._blocks(count)
+        ]
+        return torch.cat(values)[:count].cpu()
+
+    def _blocks(self, count: int) -> list[torch.Tensor]:
+        """Row numbers of each forward pass; the last row is repeated where rows run out."""
+        size = self.options.forward_rows or count
+        return [torch.arange(begin, begin + size).clamp(max=count - 1) for begin in range(0, count, size)]

@@ -21,14 +21,18 @@ from policies.api import PolicyConfig, Sampling
 @config
 class RolloutConfig:
     """decisions: per environment and iteration. start: whether a rollout goes on with the episodes under way or begins
-    with fresh ones (groups and fixed-length recipes want fresh ones)."""
+    with fresh ones (groups and fixed-length recipes want fresh ones). forward_rows: rows of every acting forward pass;
+    with a fixed number decisions are the same to the bit however environments are divided; None takes what comes."""
 
     decisions: int = 16
+    forward_rows: int | None = 16
     start: Literal["continue", "fresh"] = "continue"
 
     def __post_init__(self) -> None:
         if self.decisions < 1:
             raise ValueError(f"decisions is {self.decisions}; it must be at least 1")
+        if self.forward_rows is not None and self.forward_rows < 1:
+            raise ValueError(f"forward_rows is {self.forward_rows}; it must be at least 1, or null")
 
 
 @config

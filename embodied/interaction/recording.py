@@ -39,13 +39,12 @@ def film(
     options: EvaluationConfig,
     folder: Path,
     name: str,
-    title: str,
     *,
     fps: int,
     device: str,
 ) -> Recording:
     """Film `policy` in the first evaluation episodes, one an environment; chunks are executed action by action, so that
-    every step is shown. `title` stands before the instruction on every frame."""
+    every step is shown."""
     policy.to(device).eval()
     count = env.num_envs
     observation = env.reset(evaluation_assignments(options.seed, count, env.spec))
@@ -69,10 +68,10 @@ def film(
                 success |= result.success[:, 0].numpy() & running
                 for row, frame in zip(np.flatnonzero(running).tolist(), frames, strict=True):
                     overlay = Overlay(
-                        instruction=f"{title}: {observation.instruction[row]}".rstrip(": "),
+                        instruction=observation.instruction[row],
                         step=step,
                         reward=float(result.reward[row, 0]),
-                        success=bool(success[row]) if env.spec.has_success else None,
+                        success=_outcome(bool(success[row]), bool(result.ended[row])) if env.spec.has_success else None,
                         action=actions[row, 0].tolist(),
                         value=None if output.value is None else float(output.value[row, 0]),
                     )
@@ -85,3 +84,8 @@ def film(
                 step += 1
     assert path is not None, "every episode ended, so the grid is complete"
     return Recording(path, int(success.sum()), count)
+
+
+def _outcome(success: bool, ended: bool) -> bool | None:
+    """Success once it has happened, failure only when the episode is over without it."""
+    return True if success else (False if ended else None)

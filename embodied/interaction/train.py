@@ -100,7 +100,7 @@ class TrainingRun:
         assignments = evaluation_assignments(options.seed, options.episodes, self.spec)
         rollout = Rollout(0, 0, "evaluate", options.sampling)
         episodes, _ = await self.system.together(
-            self.env.call("evaluate", assignments), self.policy.call("act_evaluation", rollout)
+            self.env.call("evaluate", assignments), self.policy.call("act", rollout)
         )
         return EvaluationResult(tuple(episode for part in episodes for episode in part))
 
@@ -128,7 +128,7 @@ class TrainingRun:
 
     def note_evaluation(self, result: EvaluationResult) -> None:
         """Remember the best, the last, and how often in a row the goal was met."""
-        metrics = result.metrics()
+        metrics = result.metrics(self.spec.has_success)
         goal = self.recipe.goal
         value = metrics[f"eval/{goal.metric}"]
         progress = self.progress
@@ -138,12 +138,10 @@ class TrainingRun:
             progress.best = metrics | {"iteration": float(progress.iteration), "env_steps": float(progress.env_steps)}
         met = goal.at_least is not None and value >= goal.at_least
         progress.goals_in_a_row = progress.goals_in_a_row + 1 if met else 0
-        low, high = metrics["eval/success_once_low"], metrics["eval/success_once_high"]
-        rate = (
-            f"success {result.success_once:.0%} (95 % interval {low:.0%} to {high:.0%}), "
-            if self.spec.has_success
-            else ""
-        )
+        rate = ""
+        if self.spec.has_success:
+            low, high = metrics["eval/success_once_low"], metrics["eval/success_once_high"]
+            rate = f"success {result.success_once:.0%} (95 % interval {low:.0%} to {high:.0%}), "
         self.screen.say(
             f"  evaluation after {progress.env_steps:,} steps: {rate}return {result.mean_return:.2f}, "
             f"{len(result.episodes)} episodes" + ("  <- goal met" if met else "")
@@ -326,8 +324,8 @@ def film_before_and_after(outcome: Outcome, recipe: Recipe, say: Any) -> None:
             untrained = policy_registry.build(recipe.policy, policy_registry.interface_of(env.spec), seed=seed)
             trained = policy_registry.load(Path(result["checkpoint"]) / "policy")
             options = {"fps": recipe.record.fps, "device": recipe.device()}
-            before = film(untrained, env, recipe.evaluation, folder.videos, "before", "before training", **options)
-            after = film(trained, env, recipe.evaluation, folder.videos, "after", "after training", **options)
+            before = film(untrained, env, recipe.evaluation, folder.videos, "before", **options)
+            after = film(trained, env, recipe.evaluation, folder.videos, "after", **options)
     except SimulatorError as error:
         say(f"warning: no videos: {error} `embodied doctor` shows what is missing.")
         result["videos_missing"] = str(error)

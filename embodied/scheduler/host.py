@@ -30,16 +30,13 @@ from embodied.scheduler.transport.torch_link import TorchIncoming, TorchOutgoing
 from embodied.scheduler.weights import Bucket, buckets, full_tensors, store, verify
 from embodied.scheduler.worker import Worker, WorkerContext
 
-# a link of torch.distributed cannot wait again after a deadline, and between rounds nothing comes
-_IDLE_SECONDS = 30 * 24 * 3600.0
-
 
 @dataclasses.dataclass(frozen=True)
 class HostedEdge:
     """An edge of the flow between hosted workers.
 
     number: its index. producers, consumers: names by rank. transports: of each (producer, consumer). places: of each
-    producer and consumer among all hosts, for transports of torch.distributed; empty where there is no such group.
+    producer and consumer among all hosts, for transports of torch.distributed. devices: of each producer and consumer.
     """
 
     number: int
@@ -53,6 +50,7 @@ class HostedEdge:
     consumers: tuple[str, ...]
     transports: dict[tuple[int, int], Transport]
     places: tuple[tuple[int, ...], tuple[int, ...]]
+    devices: tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +177,8 @@ class WorkerHost:
         assert worker is not None
         fans: dict[str, list[Fan]] = {}
         for edge in outputs:
+            if rank >= len(edge.producers):
+                continue  # of a sharded source's weights: the first rank sends for all
             links = []
             for consumer in range(len(edge.consumers)):
                 links.append(self._connect(edge, consumer, addresses))
@@ -215,7 +215,7 @@ class WorkerHost:
         if edge.transports[producer, rank] is Transport.TORCH:
             ends, codec = self._ends(edge, producer, rank, sending=False), _codec(edge, producer, rank)
             route = self._torch_route(edge, edge.places[0][producer])
-            return TorchIncoming(ends, route, codec, deadline=_IDLE_SECONDS)
+            return TorchIncoming(ends, route, codec, deadline=self._hosted.deadline)
         return await asyncio.to_thread(self._listeners.pop((edge.number, producer)).accept)
 
     def _torch_route(self, edge: HostedEdge, peer: int) -> TorchRoute:
@@ -314,7 +314,9 @@ def _codec(edge: HostedEdge, producer: int, consumer: int) -> Codec:
         from embodied.scheduler.transport.cuda_ipc import CudaIpcCodec
 
         return CudaIpcCodec(edge.kind)
-    return Codec(edge.kind)
+    both_cuda = all(device.startswith("cuda") for device in (edge.devices[0][producer], edge.devices[1][consumer]))
+    # between GPUs the process group moves tensors itself, without a visit to the CPU
+    return Codec(edge.kind, apart="cuda" if transport is Transport.TORCH and both_cuda else None)
 
 
 def describe_failure(error: BaseException) -> tuple[str, str, str]:

@@ -143,6 +143,8 @@ class RayLauncher(Launcher):
                 raise ConfigurationError("this process is connected to Ray already; leave cluster.address out")
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # that clusters authenticate by token is Ray's default; it says so in a warning at every start
+        logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
         options: dict[str, Any] = {
             "include_dashboard": False,
             "logging_level": logging.WARNING,
@@ -288,6 +290,7 @@ class RayLauncher(Launcher):
             names[1],
             transports,
             (places[stages[0]], places[stages[1]]),
+            (tuple(spot.device for spot in spots[0]), tuple(spot.device for spot in spots[1])),
         )
 
     async def sync_weights(self, version: int) -> None:

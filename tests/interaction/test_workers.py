@@ -35,7 +35,9 @@ def collect(monkeypatch, config, *, decisions, chunk=3, rounds=1, values=1, grou
     )
     flow = Flow("test")
     env = flow.stage("env", EnvWorker, EnvWorkerOptions(config, group_size, fresh), scales_with="environments")
-    policy = flow.stage("policy", PolicyWorker, PolicyWorkerOptions(PolicyConfig(name="counting")), scales_with="items")
+    policy = flow.stage(
+        "policy", PolicyWorker, PolicyWorkerOptions(PolicyConfig(name="counting"), None), scales_with="items"
+    )
     collector = flow.stage("collector", Collector, scales_with="items")
     flow.edge(env.questions, policy.questions)
     flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
@@ -131,7 +133,9 @@ def evaluate(monkeypatch, num_envs, episodes, slots=1):
     flow = Flow("test")
     env_options = EnvWorkerOptions(config(num_envs=num_envs, slots=slots))
     env = flow.stage("env", EnvWorker, env_options, scales_with="environments")
-    policy = flow.stage("policy", PolicyWorker, PolicyWorkerOptions(PolicyConfig(name="counting")), scales_with="items")
+    policy = flow.stage(
+        "policy", PolicyWorker, PolicyWorkerOptions(PolicyConfig(name="counting"), None), scales_with="items"
+    )
     flow.edge(env.questions, policy.questions)
     flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
 
@@ -141,7 +145,7 @@ def evaluate(monkeypatch, num_envs, episodes, slots=1):
             rollout = Rollout(0, 0, "evaluate", Sampling())
             results, _ = await system.together(
                 system.group("env").call("evaluate", assignments),
-                system.group("policy").call("act_evaluation", rollout),
+                system.group("policy").call("act", rollout),
             )
             return results[0], assignments
 

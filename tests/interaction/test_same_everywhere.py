@@ -1,0 +1,103 @@
+"""One iteration gives the same trajectories and the same parameters wherever its workers are."""
+
+import asyncio
+import dataclasses
+
+import pytest
+import torch
+
+from embodied.config.compose import compose_recipe
+from embodied.interaction.flow import embodied_flow
+from embodied.interaction.messages import Rollout
+from embodied.interaction.placement import make_plan
+from embodied.interaction.recipe import parse_recipe
+from embodied.interaction.train import make_launcher
+from embodied.scheduler import StagePlan
+from tests.interaction.tap import Tap
+
+SMALL = [
+    "env.num_envs=12",
+    "rollout.decisions=10",
+    "learner.global_batch=40",
+    "learner.micro_batch=10",
+    "learner.epochs=2",
+    "policy.hidden=[16,16]",
+    "cluster.deadline_seconds=60",
+]
+
+
+def one_iteration(tmp_path, *overrides):
+    """The trajectory, the learner's state afterwards, and the acting policy's weights."""
+    recipe = parse_recipe("test", compose_recipe("gym_cartpole_ppo_mlp", [*SMALL, *overrides]))
+    flow = embodied_flow(recipe, tmp_path)
+    plan = make_plan(recipe, flow)
+    tap = flow.stage("tap", Tap, scales_with="items")
+    flow.edge(flow.stages["env"].trajectories, tap.trajectories)
+    plan = dataclasses.replace(plan, stages={**plan.stages, "tap": StagePlan(devices=("cpu",))})
+
+    async def scenario():
+        async with make_launcher(recipe, flow, plan) as system:
+            await system.sync_weights(0)
+            for iteration in range(2):
+                rollout = Rollout(iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
+                *_, record = await system.together(
+                    system.group("env").call("collect", rollout),
+                    system.group("policy").call("act", rollout),
+                    system.group("tap").call("take"),
+                )
+                await system.group("learner").call("learn", iteration)
+                await system.sync_weights(iteration + 1)
+            states = await system.group("learner").call("state_dict")
+            acting = await system.group("policy").call("acting_weights")
+            return record[0], states[0], acting[0]
+
+    return asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return one_iteration(tmp_path_factory.mktemp("reference"))
+
+
+def assert_same(result, reference, tolerance=0.0):
+    (record, state, acting), (expected_record, expected_state, _) = result, reference
+    for name, expected in expected_record.items():
+        if isinstance(expected, torch.Tensor) and expected.is_floating_point() and tolerance:
+            assert torch.allclose(record[name], expected, rtol=0, atol=tolerance), name
+        else:
+            assert bool((record[name] == expected).all()), name
+    for name, expected in expected_state["policy"].items():
+        assert torch.allclose(state["policy"][name], expected, rtol=0, atol=tolerance), name
+        assert torch.equal(acting[name], state["policy"][name]), f"{name} acts with other weights than were learnt"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["cluster.workers.env=2"],
+        ["cluster.workers.env=3", "env.slots=2"],
+        ["env.slots=2"],
+        ["cluster.workers.policy=2", "cluster.workers.env=2"],
+    ],
+    ids=lambda o: " ".join(o),
+)
+def test_coroutines_in_any_number_give_the_same_bits(tmp_path, reference, overrides):
+    assert_same(one_iteration(tmp_path, "cluster.launcher=inline", *overrides), reference)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tolerance"),
+    [
+        (["cluster.placement=mixed", "cluster.workers.env=2", "env.slots=2"], 1e-6),
+        pytest.param(["cluster.workers.env=1"], 0.0, marks=pytest.mark.slow),
+        pytest.param(["cluster.workers.env=2", "env.slots=2"], 0.0, marks=pytest.mark.slow),
+        pytest.param(["cluster.placement=split", "cluster.workers.env=3"], 0.0, marks=pytest.mark.slow),
+        pytest.param(
+            ["cluster.placement=split", "cluster.workers.policy=2", "env.slots=2"], 0.0, marks=pytest.mark.slow
+        ),
+    ],
+    ids=lambda o: " ".join(o) if isinstance(o, list) else "",
+)
+def test_processes_give_what_coroutines_give(tmp_path, reference, overrides, tolerance):
+    """Bitwise with one learner; two learner ranks add their gradients in another order, hence 1e-6 (float32)."""
+    assert_same(one_iteration(tmp_path, "cluster.launcher=ray", *overrides), reference, tolerance)

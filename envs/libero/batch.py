@@ -33,7 +33,7 @@ _PEOPLE_CAMERA, _PEOPLE_SIZE = "agentview", 256
 _SEED_RANGE = 2**32  # of numpy's global generator
 _REMEMBERED_STARTS = 2048
 _PHYSICS = mujoco.mjtState.mjSTATE_INTEGRATION
-_UNSTABLE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+_UNSTABLE = tuple(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}") for name in ("QPOS", "QVEL", "QACC", "CTRL"))
 
 
 @dataclasses.dataclass(frozen=True)

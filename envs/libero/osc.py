@@ -18,7 +18,7 @@ _REST_DAMPING = 2.0 * math.sqrt(_REST_STIFFNESS)
 _JOINTS = 7
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, error_model="numpy")
 def _solve(matrix: np.ndarray, right: np.ndarray) -> None:
     """Overwrite `right` [n, k] with the solution of a symmetric positive definite system; destroys `matrix` [n, n]."""
     n = matrix.shape[0]
@@ -42,7 +42,7 @@ def _solve(matrix: np.ndarray, right: np.ndarray) -> None:
             right[i, c] = total / matrix[i, i]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, error_model="numpy")
 def osc_torques(
     mass: np.ndarray,
     jacobian: np.ndarray,
@@ -118,7 +118,7 @@ def osc_torques(
     return torques
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, error_model="numpy")
 def rotate(axis_angle: np.ndarray, rotation: np.ndarray) -> np.ndarray:
     """`rotation` [3, 3] turned by `axis_angle` [3] (radians, not zero) in the world's frame."""
     angle = math.sqrt(axis_angle[0] ** 2 + axis_angle[1] ** 2 + axis_angle[2] ** 2)

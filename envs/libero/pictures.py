@@ -72,6 +72,7 @@ class Pictures:
 
     def close(self) -> None:
         """Free what the graphics driver holds."""
+        _gl_context().make_current()  # freeing under another context would delete that one's objects
         self._context.free()
 
 

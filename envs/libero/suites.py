@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import io
+import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -112,8 +113,9 @@ def load_initial_states(task: TaskFiles) -> np.ndarray:
     path = task.initial_states
     try:
         states = _load_numpy(path) if path.suffix == ".npz" else _load_torch(path)
-    except (ValueError, OSError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        raise AssetError(f"Initial states {path} cannot be read: {error}. Fetch the file again.") from error
+    except (ValueError, OSError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        reason = str(error).split(". ")[0]
+        raise AssetError(f"Initial states {path} cannot be read: {reason}. Fetch the file again.") from error
     if states.ndim != 2 or not len(states) or states.dtype.kind not in "fiu":
         raise AssetError(
             f"Initial states {path} hold {states.dtype} {list(states.shape)}; expected numbers [states, 1 + nq + nv]."

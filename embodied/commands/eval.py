@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
     out = args.out or policy.parent / "results.json"
     write_results(record, out)
-    metrics = result.metrics()
+    metrics = result.metrics(spec.has_success)
     if spec.has_success:
         low, high = metrics["eval/success_once_low"], metrics["eval/success_once_high"]
         print(f"success  {metrics['eval/success_once']:.1%}  (95 % interval {low:.1%} to {high:.1%})")

@@ -99,7 +99,7 @@ def results_record(
         "environment": dataclasses.asdict(env),
         "protocol": dataclasses.asdict(options),
         "versions": {**versions, **spec.versions},
-        "metrics": result.metrics(),
+        "metrics": result.metrics(spec.has_success),
         "tasks": [
             {
                 "task": task,

@@ -185,7 +185,7 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
     if not resumed:
         result = await run.evaluate()
         run.note_evaluation(result)
-        metrics_log.write(0, 0, run.seconds(), result.metrics())
+        metrics_log.write(0, 0, run.seconds(), progress.last)
     while (end := run.over()) is None:
         await run.system.take_times()
         began = time.perf_counter()
@@ -196,14 +196,14 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         progress.iteration += 1
         progress.env_steps += recipe.steps_per_iteration
         run.warn(update.warnings)
-        metrics = episode_metrics(episodes) | update.metrics
+        metrics = episode_metrics(episodes, run.spec.has_success) | update.metrics
         metrics |= {"time/rollout_s": collected - began, "time/learn_s": learnt - collected}
         metrics |= _stage_times(await run.system.take_times())
         due = recipe.evaluation.every and progress.iteration % recipe.evaluation.every == 0
         if due or (run.over() is not None and recipe.goal.at_least is None):
             result = await run.evaluate()
-            metrics |= result.metrics() | {"time/evaluate_s": time.perf_counter() - learnt}
             run.note_evaluation(result)
+            metrics |= progress.last | {"time/evaluate_s": time.perf_counter() - learnt}
         metrics_log.write(progress.iteration, progress.env_steps, run.seconds(), metrics)
         run.screen.update(progress.env_steps, _status(metrics, run.spec.has_success))
         if progress.iteration % recipe.checkpoint.every == 0:

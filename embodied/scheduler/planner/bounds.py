@@ -2,7 +2,8 @@
 
 For each part of a schedule it computes a latency L (a piece's way through) and a period P (the time between pieces):
 
-* a work, or parts in turn: L = P = the sum of the seconds, each unload and load included;
+* a work, or parts in turn: L = P = the sum of the seconds, each unload and load included; a work that has devices of
+  its own in a pipeline stays loaded from its first piece to its last: its P is without unload and load;
 * parts beside each other: L = L1 + hand-over + L2 if data passes between them, else the larger; P = the largest of P1,
   P2 and the hand-over;
 * a body in p pieces: L + (p - 1) P, the paper's T_critical + (M/m - 1) T_bottleneck.
@@ -35,7 +36,7 @@ class Estimate:
 
 def estimate(problem: Problem, schedule: Schedule) -> Estimate:
     """The closed formula for a whole iteration; `latency` is the iteration's time."""
-    return _estimate(problem, schedule, pieces=1, streams=None)
+    return _estimate(problem, schedule, pieces=1, own=None)
 
 
 def fits(problem: Problem, found: Estimate) -> bool:
@@ -45,18 +46,25 @@ def fits(problem: Problem, found: Estimate) -> bool:
     ) and all(fraction <= 1.0 for fraction in found.running.values())
 
 
-def _estimate(problem: Problem, schedule: Schedule, pieces: int, streams: int | None) -> Estimate:
-    """streams: the pieces in which a streaming stage hands on what it works on as a whole; None where it cannot."""
+@dataclasses.dataclass(frozen=True)
+class _Own:
+    """A place directly in a pipeline. streams: the pieces in which a streaming stage hands on what it works on as a
+    whole; None below another pipeline, where it works piece by piece."""
+
+    streams: int | None
+
+
+def _estimate(problem: Problem, schedule: Schedule, pieces: int, own: _Own | None) -> Estimate:
     if isinstance(schedule, Work):
-        return _work(problem, schedule, pieces, streams)
+        return _work(problem, schedule, pieces, own)
     if isinstance(schedule, Pipeline):
-        inner = schedule.pieces if pieces == 1 and isinstance(schedule.body, Beside) else None
-        body = _estimate(problem, schedule.body, pieces * schedule.pieces, inner)
+        streams = schedule.pieces if pieces == 1 and isinstance(schedule.body, Beside) else None
+        body = _estimate(problem, schedule.body, pieces * schedule.pieces, _Own(streams))
         total = body.latency + (schedule.pieces - 1) * body.period
         return dataclasses.replace(body, latency=total, period=total)
     apart = isinstance(schedule, Beside)
-    first = _estimate(problem, schedule.first, pieces, streams if apart else None)
-    second = _estimate(problem, schedule.second, pieces, streams if apart else None)
+    first = _estimate(problem, schedule.first, pieces, own if apart else None)
+    second = _estimate(problem, schedule.second, pieces, own if apart else None)
     merge = (lambda a, b: a + b) if apart else max
     resources = {
         c: merge(first.resources.get(c, 0), second.resources.get(c, 0)) for c in {**first.resources, **second.resources}
@@ -86,8 +94,9 @@ def units_of(problem: Problem, schedule: Schedule) -> int:
     return units_of(problem, schedule.first) | units_of(problem, schedule.second)
 
 
-def _work(problem: Problem, work: Work, pieces: int, streams: int | None) -> Estimate:
+def _work(problem: Problem, work: Work, pieces: int, own: _Own | None) -> Estimate:
     unit = problem.units[units_of(problem, work).bit_length() - 1]
+    streams = own.streams if own else None
     streaming = streams is not None and problem.streams(problem.units.index(unit))
     if streaming:
         pieces = 1
@@ -118,11 +127,11 @@ def _work(problem: Problem, work: Work, pieces: int, streams: int | None) -> Est
         if place.kind == "accelerator":
             idle[place.group] = max(idle[place.group], kept)
             running[place.group] = max(running[place.group], loaded + extra)
-    total = switching + block_seconds[0]
+    total = block_seconds[0]
     if unit.cycle:
         hops = problem.cycle_hops(unit, work.blocks, parts * work.slots)
-        total = switching + problem.cycle_seconds(rounds, work.slots, block_seconds, hops)
+        total = problem.cycle_seconds(rounds, work.slots, block_seconds, hops)
     if streaming:
         lag = costs.arrival_lag(problem.profile.stages[unit.stages[0]].arrivals, streams)
-        return Estimate((1 / streams + lag) * total, total / streams, resources, idle, running)
-    return Estimate(total, total, resources, idle, running)
+        return Estimate((1 / streams + lag) * total + switching, total / streams, resources, idle, running)
+    return Estimate(total + switching, total if own else total + switching, resources, idle, running)

@@ -22,8 +22,18 @@ def piece_items(items: int, pieces: int) -> int:
 
 def device_counts(cost: StageCost, group: NodeGroup, kind: Kind, items: int) -> np.ndarray:
     """Every number of devices that `items` can keep busy: multiples of a replica's, at most one replica an item."""
-    replicas = min(group.units(kind) // cost.devices_per_replica, items, cost.max_replicas or items)
-    return np.arange(1, replicas + 1) * cost.devices_per_replica
+    most = min(group.units(kind) // cost.devices_per_replica, items, cost.max_replicas or items)
+    return np.arange(1, most + 1) * cost.devices_per_replica
+
+
+def useful(cost: StageCost, items: int, devices: np.ndarray) -> np.ndarray:
+    """Mask of the counts (consecutive multiples) that a smaller one does not equal or beat: with the same share of the
+    busiest replica and the same shards, more devices neither save time nor memory."""
+    share = -(-items // (devices // cost.devices_per_replica))
+    shards = _shards(devices)
+    keep = np.ones(len(devices), bool)
+    keep[1:] = (share[1:] != share[:-1]) | (shards[1:] != shards[:-1])
+    return keep
 
 
 def seconds(cost: StageCost, group: NodeGroup, items: int, devices: np.ndarray) -> np.ndarray:

@@ -37,12 +37,14 @@ class Unit:
 class Options:
     """Ways to run one unit on one piece; rows of equal length, and `work(row)` says what a row is.
 
-    resources: [rows, columns] devices taken. seconds: [rows]. idle, running: [rows, groups] memory fractions.
-    spatial, temporal: whether stages of the unit are on different accelerators, or share some.
+    resources: [rows, columns] devices taken. seconds: [rows], switching: [rows] of it to unload and load again.
+    idle, running: [rows, groups] memory fractions. apart, shared: whether stages of the unit are on different
+    accelerators, or share some.
     """
 
     resources: np.ndarray
     seconds: np.ndarray
+    switching: np.ndarray
     idle: np.ndarray
     running: np.ndarray
     apart: np.ndarray
@@ -221,8 +223,8 @@ class Problem:
         if not built:
             return None
         starts = np.cumsum([0, *(len(rows[1]) for rows in built)])
-        joined = [np.concatenate([rows[i] for rows in built]) for i in range(6)]
-        return Options(*joined, [(rows[6], int(s)) for rows, s in zip(built, starts, strict=False)])
+        joined = [np.concatenate([rows[i] for rows in built]) for i in range(7)]
+        return Options(*joined, [(rows[7], int(s)) for rows, s in zip(built, starts, strict=False)])
 
     def places(self, stage: str) -> list[tuple[Kind, str]]:
         """The resources a stage may run on."""
@@ -235,6 +237,7 @@ class Problem:
         for kind, group in self.places(stage):
             cost, where = profile.on[kind], self.groups[group]
             counts = costs.device_counts(cost, where, kind, items)
+            counts = counts[costs.useful(cost, items, counts)]
             time = costs.seconds(cost, where, items, counts)
             idle, running = costs.memory_fractions(cost, where, kind, items, counts)
             switch = costs.switch_seconds(cost, counts)
@@ -242,11 +245,10 @@ class Problem:
             for resident in (True, False):
                 if not resident and switch is None:
                     continue
-                total = time if resident else time + switch
+                extra = np.zeros_like(time) if resident else switch
                 kept = idle if resident else np.zeros_like(idle)
-                yield self._rows(
-                    unit, [(kind, group, counts[fits])], total[fits], kept[fits], running[fits], (resident,), (), 1
-                )
+                chosen = [(kind, group, counts[fits])]
+                yield self._rows(unit, chosen, time[fits], extra[fits], kept[fits], running[fits], (resident,), (), 1)
 
     def _cycle_rows(self, unit: Unit, pieces: int) -> Iterator[tuple]:
         cycle = unit.cycle
@@ -286,6 +288,8 @@ class Problem:
                 profile = self.profile.stages[stage]
                 items = costs.piece_items(profile.items, parts * slots)
                 here = costs.device_counts(profile.on[kind], where, kind, items)
+                if len(block) == 1:
+                    here = here[costs.useful(profile.on[kind], items, here)]
                 # stages that share devices run on the same number; one of which every stage can make use
                 counts = here if counts is None else np.intersect1d(counts, here)
             per_block.append((kind, group, counts))
@@ -315,7 +319,7 @@ class Problem:
         base = (rounds - 1) * np.maximum(slots * slowest, turn) + turn + (slots - 1) * slowest
         can = [stage_costs[s][2] is not None for s in unit.stages]
         for resident in itertools.product(*([(True, False) if c else (True,) for c in can])):
-            total = base.copy()
+            switching = np.zeros(rows)
             kept, most = np.zeros((rows, len(blocks))), np.zeros((rows, len(blocks)))
             for b, (block, i) in enumerate(zip(blocks, index, strict=True)):
                 extra = np.zeros(rows)
@@ -324,13 +328,15 @@ class Problem:
                     if resident[unit.stages.index(stage)]:
                         kept[:, b] += idle[i]
                     else:
-                        total = total + switch[i]
+                        switching += switch[i]
                     most[:, b] += idle[i]  # while the cycle runs, all its stages are loaded
                     extra = np.maximum(extra, (running - idle)[i])
                 most[:, b] += extra
             fits = (most <= 1.0).all(axis=1)
             chosen = [(k, g, c[i][fits]) for (k, g, c), i in zip(per_block, index, strict=True)]
-            yield self._rows(unit, chosen, total[fits], kept[fits], most[fits], resident, blocks, slots)
+            yield self._rows(
+                unit, chosen, base[fits], switching[fits], kept[fits], most[fits], resident, blocks, slots
+            )
 
     def cycle_hops(self, unit: Unit, blocks: tuple[tuple[str, ...], ...], parts: int) -> float:
         """Seconds of hand-overs between the blocks of a cycle in one round of one of `parts` sub-batches."""
@@ -341,9 +347,9 @@ class Problem:
             if edge.source in block_of and edge.target in block_of and block_of[edge.source] != block_of[edge.target]
         )
 
-    def _rows(self, unit, blocks, total, kept, most, resident, shared, slots) -> tuple:
+    def _rows(self, unit, blocks, time, switching, kept, most, resident, shared, slots) -> tuple:
         """Arrays of `Options` for one choice. blocks: (kind, group, counts [rows]) each; kept, most: [rows, blocks]."""
-        rows = len(total)
+        rows = len(time)
         kept, most = kept.reshape(rows, len(blocks)), most.reshape(rows, len(blocks))
         resources = np.zeros((rows, len(self.columns)))
         idle, running = (np.zeros((rows, len(self.memory_groups))) for _ in range(2))
@@ -363,7 +369,7 @@ class Problem:
         kinds = tuple(blocks[block_of[s]][0] for s in unit.stages)
         groups = tuple(blocks[block_of[s]][1] for s in unit.stages)
         choice = Options.Choice(kinds, groups, resident, shared, slots, devices)
-        return resources, total, idle, running, apart, together, choice
+        return resources, time + switching, switching, idle, running, apart, together, choice
 
     # -- what can never work
 

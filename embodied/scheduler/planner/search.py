@@ -122,11 +122,13 @@ class _Search:
         origin = np.stack([np.full_like(rows, len(self.steps)), rows, rows], axis=1)
         self.steps.append(("work", unit, pieces))
         seconds = options.seconds
-        table = Table(options.resources, seconds, seconds, options.idle, options.running, missing, origin)
+        # as a row of its own in a pipeline: loaded once, see `bounds.py`. In turn, the period is the latency again
+        period = seconds - options.switching
+        table = Table(options.resources, seconds, period, options.idle, options.running, missing, origin)
         table = table.take(self._in_style(missing))
         if not len(table):
             return None
-        columns = [*table.resources.T, table.latency, *table.idle.T, *table.running.T]
+        columns = [*table.resources.T, table.latency, table.period, *table.idle.T, *table.running.T]
         table = table.take(unbeaten(columns if self.style is not Style.MIXED else [*columns, *table.missing.T]))
         return table if self.effort is Effort.ALL else table.take(self._sparse_rows(table.resources))
 
@@ -159,7 +161,7 @@ class _Search:
         shortest = np.full(count, np.inf)
         for (unit, pieces), table in self.leaves.items():
             if table is not None and len(table):
-                times = pieces * table.latency
+                times = table.latency + (pieces - 1) * table.period
                 area[unit] = np.minimum(area[unit], (table.resources * times[:, None]).min(axis=0))
                 shortest[unit] = min(shortest[unit], times.min())
         self.possible = bool(np.isfinite(shortest).all())
@@ -182,11 +184,17 @@ class _Search:
             chain = all(reach[b] >> a & 1 or reach[a] >> b & 1 for a in alone for b in alone if a < b)
             times = [shortest[u] for u in alone]
             self.serial_outside[part] = sum(times) if chain else max(times, default=0.0)
-            # whatever comes before or after a part that takes all items at once does not overlap it, and takes at least
-            # its area on all devices
             related = [u for u in others if all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))]
             spread = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
-            self.related[part] = max([self.serial_outside[part], spread, *(shortest[u] for u in related)])
+            self.related[part] = max([spread, *(shortest[u] for u in related)])
+
+    def _outside(self, part: int, pieces: int) -> float:
+        """Seconds that the units outside add at least to latency + (pieces - 1) period of rows of `part`.
+
+        A unit that comes before or after all of the part meets it at some pipeline of at most `pieces` pieces, or in
+        turn with it; there a piece passes one side after the other, and the units of the other side need at least their
+        area on all devices, or the shortest of their times, for a piece."""
+        return max(self.serial_outside[part], self.related[part] / pieces)
 
     def _promising(self, part: int, pieces: int, table: Table, *, streams: bool = False) -> Table:
         """Rows that may be part of a schedule within the bound. streams: the rows are also those of a stream.
@@ -198,8 +206,7 @@ class _Search:
         if math.isinf(self.bound):
             return table
         least = table.latency + (pieces - 1) * table.period
-        apart = self.related if pieces == 1 and not streams else self.serial_outside
-        keep = least + apart[part] <= self.bound
+        keep = least + self._outside(part, self.pieces[-1] if streams else pieces) <= self.bound
         area = table.resources * least[:, None] + self.area_outside[part]
         keep &= (area <= self.problem.capacity * self.bound).all(axis=1)
         return table.take(keep) if not keep.all() else table
@@ -260,7 +267,9 @@ class _Search:
             for part in problem.parts:
                 rows = []
                 if part.bit_count() == 1:
-                    rows.append(self.leaves[part.bit_length() - 1, pieces])
+                    leaf = self.leaves[part.bit_length() - 1, pieces]
+                    if leaf is not None:
+                        rows.append(dataclasses.replace(leaf, period=leaf.latency))
                 cuts = problem.cuts(part)
                 if self.style is not Style.SPLIT or len(self.accelerators) > self.accelerators.sum():
                     rows += [self._in_turn(a, b, pieces) for a, b in cuts]
@@ -272,6 +281,10 @@ class _Search:
                         rows.append(self._pipeline(part, pieces, smaller))
                         if repeat and smaller > pieces:
                             rows.append(self._repeat(part, pieces, smaller))
+                if pieces == 1:
+                    # a pipeline of one piece has no period: these rows are among the part's own now
+                    for streaming in (False, True):
+                        self.bodies.pop((part, pieces, streaming), None)
                 found = [table for table in rows if table is not None and len(table)]
                 if part == problem.full and pieces == 1:
                     last = found
@@ -285,7 +298,7 @@ class _Search:
             return None
         part = first | second
         latency = a.latency[:, None] + b.latency[None, :]
-        i, j = np.nonzero(pieces * latency + (self.related if pieces == 1 else self.serial_outside)[part] <= self.bound)
+        i, j = np.nonzero(pieces * latency + self._outside(part, pieces) <= self.bound)
         latency = latency[i, j]
         resources = np.maximum(a.resources[i], b.resources[j])
         running = np.maximum(a.running[i] + b.idle[j], b.running[j] + a.idle[i])
@@ -309,10 +322,9 @@ class _Search:
         if streaming and single and self.problem.streams(part.bit_length() - 1):
             tables = [self._stream(part.bit_length() - 1, pieces)]
         else:
-            tables = [self.done[part, pieces]]
+            tables = [self.done[part, pieces], self.leaves[part.bit_length() - 1, pieces] if single else None]
         if bodies and not single:
-            key = (part, pieces, streaming)
-            tables.append(self.bodies.get(key) if key in self.bodies else self.bodies[part, pieces, False])
+            tables.append(self.bodies.get((part, pieces, streaming), self.bodies.get((part, pieces, False))))
         tables = [table for table in tables if table is not None and len(table)]
         return stack(tables) if tables else None
 
@@ -321,7 +333,9 @@ class _Search:
         if whole is None or pieces > self.problem.max_pieces(unit):
             return None
         lag = costs.arrival_lag(self.problem.profile.stages[self.problem.units[unit].stages[0]].arrivals, pieces)
-        return dataclasses.replace(whole, latency=(1 / pieces + lag) * whole.latency, period=whole.latency / pieces)
+        switching = whole.latency - whole.period
+        latency = (1 / pieces + lag) * whole.period + switching
+        return dataclasses.replace(whole, latency=latency, period=whole.period / pieces)
 
     def _beside(self, first: int, second: int, pieces: int, *, streaming: bool) -> Table | None:
         part = first | second
@@ -338,8 +352,9 @@ class _Search:
         i, j = np.nonzero(inside)
         latency = a.latency[i] + b.latency[j] + hand_on if joined else np.maximum(a.latency[i], b.latency[j])
         latency = latency + weights
-        period = np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
-        keep = latency + (pieces - 1) * period + (self.related if pieces == 1 else self.serial_outside)[part] <= self.bound
+        # the period of a pipeline of one piece is never looked at; one number less to compare
+        period = latency if pieces == 1 else np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
+        keep = latency + (pieces - 1) * period + self._outside(part, pieces) <= self.bound
         i, j, latency, period = i[keep], j[keep], latency[keep], period[keep]
         both = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
         missing = a.missing[i] * b.missing[j]
@@ -373,10 +388,11 @@ class _Search:
         return self._promising(part, pieces, dataclasses.replace(body, latency=latency, period=latency, origin=origin))
 
     def _repeat(self, part: int, pieces: int, smaller: int) -> Table | None:
-        table = self.done[part, smaller]
+        single = part.bit_count() == 1
+        table = self.leaves[part.bit_length() - 1, smaller] if single else self.done[part, smaller]
         if table is None or not len(table):
             return None
-        latency = table.latency * (smaller // pieces)
+        latency = table.latency + (smaller // pieces - 1) * table.period
         rows = np.arange(len(table))
         origin = self._origin(("pipeline", smaller // pieces, table), rows, rows)
         return dataclasses.replace(table, latency=latency, period=latency, origin=origin)

@@ -95,17 +95,17 @@ BLOCK = 256
 
 
 def _general(columns: list[np.ndarray]) -> np.ndarray:
-    """Rows sorted so that only an earlier one can beat a later one, compared block by block with those that remain."""
-    order = np.lexsort(columns[::-1])
-    matrix = np.stack(columns, axis=1)[order]
-    if len(matrix) > BLOCK:
-        # a few rows that are good overall beat most others
-        scale = np.maximum(matrix.max(axis=0) - matrix.min(axis=0), 1e-300)
-        score = ((matrix - matrix.min(axis=0)) / scale).sum(axis=1)
-        alive = np.ones(len(matrix), bool)
-        for strong in np.argpartition(score, 8)[:8]:
-            beats = (matrix[strong] <= matrix).all(axis=1)
-            alive &= ~beats | (np.arange(len(matrix)) == strong) | ~alive[strong]
+    """Rows by rising sum of their scaled columns, so that only an earlier one can beat a later one and the first ones
+    beat most of the others; compared block by block with those that remain."""
+    matrix = np.stack(columns, axis=1)
+    low = matrix.min(axis=0)
+    score = ((matrix - low) / np.maximum(matrix.max(axis=0) - low, 1e-300)).sum(axis=1)
+    order = np.argsort(score, kind="stable")
+    matrix = matrix[order]
+    first = matrix[: min(BLOCK // 4, len(matrix) // 8)]
+    if len(first):
+        alive = ~_any_beats(list(first.T), matrix.T).any(axis=0)
+        alive[: len(first)] = True
         order, matrix = order[alive], matrix[alive]
     kept: list[np.ndarray] = []
     front = [np.empty(0) for _ in columns]
@@ -121,8 +121,7 @@ def _general(columns: list[np.ndarray]) -> np.ndarray:
 
 
 def _any_beats(front: list[np.ndarray], block: np.ndarray) -> np.ndarray:
-    """[front, block]: whether a row of the front is at most as high as a row of the block in every column. The rows are
-    sorted by the first column, which still has to be compared: blocks of equal first values are common."""
+    """[front, block]: whether a row of the front is at most as high as a row of the block in every column."""
     beats = front[0][:, None] <= block[0][None, :]
     for mine, theirs in zip(front[1:], block[1:], strict=True):
         beats &= mine[:, None] <= theirs[None, :]

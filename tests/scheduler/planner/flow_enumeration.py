@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
+
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.bounds import estimate
 from embodied.scheduler.planner.problem import Problem, partitions
@@ -169,9 +171,10 @@ class Enumeration:
             parts = work.slots * (max(1, -(-pieces // cycle.epochs)) if cycle else 1 if streams else pieces)
             if p.devices // profile.on[p.kind].devices_per_replica > costs.piece_items(profile.items, parts):
                 return None  # a replica without an item
-        # one piece's values: the formula for the whole of `pieces` pieces in a row, divided
+        # one piece's seconds: what a second pass of the same pieces adds
         found = estimate(self.problem, Pipeline(pieces, work) if pieces > 1 else work)
-        seconds = found.latency / (1 if streams else pieces)
+        switching = sum(self.switching(p) for p in work.placements if not p.resident)
+        seconds = (found.latency - switching) / (1 if streams else pieces)
         resources = tuple(found.resources.get(c, 0) for c in self.problem.columns)
         idle = tuple(found.idle[g] for g in self.problem.memory_groups)
         running = tuple(found.running[g] for g in self.problem.memory_groups)
@@ -180,8 +183,17 @@ class Enumeration:
         if streams:
             arrivals = self.problem.profile.stages[work.stages[0]].arrivals
             lag = costs.arrival_lag(arrivals, streams)
-            return resources, (1 / streams + lag) * seconds, seconds / streams, idle, running
-        return resources, seconds, seconds, idle, running
+            return resources, (1 / streams + lag) * seconds + switching, seconds / streams, idle, running
+        return resources, seconds + switching, seconds, idle, running
+
+    def switching(self, placement: Placement) -> float:
+        """Seconds to unload and load a stage's state."""
+        cost = self.problem.profile.stages[placement.stage].on[placement.kind]
+        return float(costs.switch_seconds(cost, np.array([placement.devices]))[0])
+
+    def rows(self, unit: int, pieces: int) -> set:
+        """A unit that has devices of its own, on one of `pieces` pieces."""
+        return {self.row(w, pieces) for w in self.works(unit)} - {None}
 
     def serial(self, part: int, pieces: int) -> set:
         """All ways in which `part` handles a piece before it takes the next."""
@@ -190,7 +202,7 @@ class Enumeration:
             return self.memo[key]
         found = set()
         if part.bit_count() == 1:
-            found |= {self.row(w, pieces) for w in self.works(part.bit_length() - 1)} - {None}
+            found |= {(r[0], r[1], r[1], r[3], r[4]) for r in self.rows(part.bit_length() - 1, pieces)}
         for a, b in self.problem.cuts(part):
             for x, y in itertools.product(self.serial(a, pieces), self.serial(b, pieces)):
                 running = tuple(
@@ -204,7 +216,10 @@ class Enumeration:
             if smaller % pieces == 0:
                 times = smaller // pieces
                 rows = self.apart(part, smaller, pieces == 1)
-                rows |= self.serial(part, smaller) if smaller > pieces else set()
+                if smaller > pieces and part.bit_count() == 1:
+                    rows = rows | self.rows(part.bit_length() - 1, smaller)
+                if smaller > pieces:
+                    rows = rows | self.serial(part, smaller)
                 for r, latency, period, idle, running in rows:
                     total = latency + (times - 1) * period
                     found.add((r, total, total, idle, running))
@@ -218,7 +233,8 @@ class Enumeration:
             if pieces > self.problem.max_pieces(unit):
                 return set()
             return {self.row(w, 1, streams=pieces) for w in self.works(unit)} - {None}
-        return self.serial(part, pieces) | self.apart(part, pieces, streaming)
+        own = self.rows(unit, pieces) if part.bit_count() == 1 else set()
+        return own | self.serial(part, pieces) | self.apart(part, pieces, streaming)
 
     def apart(self, part: int, pieces: int, streaming: bool) -> set:
         """All ways in which two parts on different devices handle `pieces` pieces."""

@@ -1,0 +1,1 @@
+"""Verbs of the `reasoning` command, one file each."""

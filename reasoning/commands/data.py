@@ -1,0 +1,126 @@
+"""`reasoning data check DATA`: what is in a data set, and what is wrong with it, before a run finds out."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+from typing import Any
+
+from embodied.commands.common import add_verb
+from embodied.errors import EXIT_DONE, EXIT_REFUSED
+
+_SHOWN = 10
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = add_verb(
+        subparsers,
+        "data",
+        "look through a set of problems",
+        [
+            "reasoning data check train.jsonl --prompt problem --answer answer",
+            "reasoning data check gsm8k/ --split train --prompt question --answer answer --answer-form after_hashes",
+            "reasoning data check family:arithmetic --size 1000",
+            "reasoning data check train.parquet --model Qwen/Qwen2.5-1.5B-Instruct --max-prompt-tokens 1024",
+        ],
+    )
+    parser.add_argument("action", choices=("check",), help="check: summarise, and list what is wrong")
+    add_data_arguments(parser)
+    parser.add_argument("--model", help="a model's folder or hub id, whose tokens are counted; else words are")
+    parser.add_argument("--max-prompt-tokens", type=int, help="count prompts that are longer")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which problems, and where their columns are."""
+    parser.add_argument("data", help="a JSONL or Parquet file, a folder of them, hub:OWNER/NAME, or family:NAME")
+    parser.add_argument("--split", default="", help="of a folder: only files with this word in their name")
+    parser.add_argument("--prompt", default="prompt", help="the column with the question (default: prompt)")
+    parser.add_argument("--answer", default="answer", help="the column with the answer or answers (default: answer)")
+    parser.add_argument("--answer-form", default="plain", choices=("plain", "boxed", "after_hashes"))
+    parser.add_argument("--wrong-choices", nargs="+", default=[], metavar="COLUMN", help="of multiple-choice questions")
+    parser.add_argument("--size", type=int, default=1000, help="problems of a family (default 1000)")
+    parser.add_argument("--data-seed", type=int, default=0, help="which problems of a family")
+    parser.add_argument("--limit", type=int, help="only the first so many")
+
+
+def problems_config(args: argparse.Namespace, **changes: Any) -> Any:
+    """The ProblemsConfig that the arguments mean."""
+    from embodied.config import parse
+    from reasoning.problems import ProblemsConfig
+
+    values: dict[str, Any] = {"limit": args.limit, **changes}
+    if args.data.startswith("family:"):
+        values |= {"family": args.data.removeprefix("family:"), "size": args.size, "seed": args.data_seed}
+    else:
+        columns = {"prompt": args.prompt, "answer": args.answer, "answer_form": args.answer_form}
+        columns["wrong_choices"] = args.wrong_choices
+        values |= {"files": [args.data], "split": args.split, "columns": columns}
+    return parse(ProblemsConfig, values)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the summary; exit code 2 when rows cannot be used."""
+    from reasoning.problems import load_problems
+
+    options = problems_config(args, bad_rows="skip")
+    if args.model:
+        from reasoning.models.loading import load_tokenizer
+
+        tokenizer, unit = load_tokenizer(args.model), "tokens"
+        loaded = load_problems(options, lambda problem: len(tokenizer.encode(problem.text)))
+    else:
+        unit = "words"
+        loaded = load_problems(options, lambda problem: len(problem.text.split()))
+    print(loaded.summary())
+    print(f"prompts      {spread(loaded.lengths)} {unit}")
+    limit = args.max_prompt_tokens
+    if limit is not None:
+        print(f"             {sum(length > limit for length in loaded.lengths)} longer than {limit} {unit}")
+    solutions = sum(problem.solution is not None for problem in loaded.problems)
+    if solutions:
+        print(f"solutions    {solutions} problems have one")
+    _print_answers(loaded)
+    _print_faults(loaded)
+    return EXIT_REFUSED if loaded.bad else EXIT_DONE
+
+
+def spread(values: list[int]) -> str:
+    """Shortest, median, 95th percentile and longest."""
+    ordered = sorted(values)
+    at = [ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in (0.0, 0.5, 0.95, 1.0)]
+    return "shortest {}, median {}, 95 % up to {}, longest {}".format(*at)
+
+
+def _print_answers(loaded: Any) -> None:
+    from reasoning.rewards.equality import clean, is_readable, read_number
+
+    kinds: collections.Counter[str] = collections.Counter()
+    unreadable = []
+    for problem in loaded.problems:
+        if "entry" in problem.metadata:
+            kinds["with a scorer of their own"] += 1
+        elif read_number(clean(problem.answers[0])) is not None:
+            kinds["numbers"] += 1
+        elif is_readable(problem.answers[0]):
+            kinds["expressions"] += 1
+        else:
+            kinds["text, compared letter by letter"] += 1
+            unreadable.append(problem)
+    print("answers      " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
+    several = sum(len(problem.answers) > 1 for problem in loaded.problems)
+    if several:
+        print(f"             {several} problems accept several answers")
+    for problem in unreadable[:_SHOWN]:
+        print(f"             no mathematics: {problem.origin}: {problem.answers[0][:80]!r}")
+
+
+def _print_faults(loaded: Any) -> None:
+    if loaded.duplicates:
+        print(f"duplicates   {len(loaded.duplicates)}, e.g. {loaded.duplicates[0].origin}")
+    for first, second in loaded.contradictions[:_SHOWN]:
+        print(f"contradiction: {first} and {second} ask the same and expect different answers")
+    for row in loaded.bad[:_SHOWN]:
+        print(f"unusable     {row}")
+    if len(loaded.bad) > _SHOWN:
+        print(f"             and {len(loaded.bad) - _SHOWN} more")

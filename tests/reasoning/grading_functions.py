@@ -1,0 +1,31 @@
+"""Reward functions as users write them, good and bad."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+
+def length(response, problem):
+    return len(response) / 10
+
+
+def misbehave(response, problem):
+    """Does what the response says."""
+    if response == "hang":
+        while True:
+            time.sleep(0.01)
+    if response == "spin":
+        sum(range(10**12))
+    if response == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if response == "exit":
+        os._exit(3)
+    if response == "raise":
+        raise KeyError("nothing here")
+    if response == "nan":
+        return float("nan")
+    if response == "eat":
+        return len(bytearray(4 << 30))
+    return 1.0 if response == "good" else 0.0

@@ -6,6 +6,7 @@ stepper applies it. Source of the semantics: gymnasium 1.4, `Env.step` and `Env.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from envs.batch import BatchEnv, BatchStep
 
 PREFIX = "gym/"
 _SUCCESS_KEYS = ("success", "is_success")
+_IDLE = (None, 0.0, False, False, {})  # what a step of an environment that is not active comes to
 
 
 @config_record
@@ -75,7 +77,10 @@ class GymBatchEnv(BatchEnv):
         shape = space.shape if self._is_image else ()
         self._state = np.zeros((num_envs, 0 if self._is_image else _flat_size(config.id, space)), dtype=np.float32)
         self._images = np.zeros((num_envs, 1, *shape), dtype=np.uint8) if self._is_image else None
-        self._flatten = None if isinstance(space, spaces.Box) and len(space.shape) == 1 else _flattener(space)
+        is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1
+        self._flatten = None if is_vector else functools.partial(spaces.flatten, space)
+        # the usual case, plain vectors, is stored in one go
+        self._flat_state = self._state.reshape(-1) if self._flatten is None and not self._is_image else None
         self._instruction_ids = torch.zeros(num_envs, dtype=torch.int64)
         self._success_key = _success_key(env)
         self._no_success = torch.zeros(num_envs, dtype=torch.bool)
@@ -96,26 +101,29 @@ class GymBatchEnv(BatchEnv):
             self._store(row, observation)
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:
-        n = self.num_envs
-        rewards, terminations, truncations = [0.0] * n, [False] * n, [False] * n
-        successes = self._success_key and [False] * n
-        state = self._state if self._flatten is None and not self._is_image else None
-        steps = zip(self._step_calls, self._decode(actions.numpy()), active.numpy().tolist(), strict=True)
-        for row, (step, action, is_active) in enumerate(steps):
-            if not is_active:
-                continue
-            observation, rewards[row], terminations[row], truncations[row], info = step(action)
-            if state is not None:
-                state[row] = observation
-            else:
-                self._store(row, observation)
-            if successes:
-                successes[row] = bool(info.get(self._success_key, False))
+        calls = zip(self._step_calls, self._decode(actions.numpy()), strict=True)
+        flags = active.numpy()
+        everyone = np.count_nonzero(flags) == self.num_envs
+        if everyone:
+            results = [step(action) for step, action in calls]
+        else:
+            chosen = zip(calls, flags.tolist(), strict=True)
+            results = [step(action) if is_active else _IDLE for (step, action), is_active in chosen]
+        observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+        if everyone and self._flat_state is not None:
+            np.concatenate(observations, out=self._flat_state, casting="unsafe")
+        else:
+            for row in np.flatnonzero(flags).tolist():
+                self._store(row, observations[row])
+        success = self._no_success
+        if self._success_key is not None:
+            found = [bool(info.get(self._success_key, False)) for info in infos]
+            success = torch.from_numpy(np.array(found, dtype=np.bool_))
         return BatchStep(
             reward=torch.from_numpy(np.array(rewards, dtype=np.float32)),
             terminated=torch.from_numpy(np.array(terminations, dtype=np.bool_)),
             truncated=torch.from_numpy(np.array(truncations, dtype=np.bool_)),
-            success=torch.from_numpy(np.array(successes, dtype=np.bool_)) if successes else self._no_success,
+            success=success,
         )
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:
@@ -234,10 +242,6 @@ def _flat_size(env_id: str, space: gymnasium.Space) -> int:
         raise ConfigurationError(
             f"Environment {env_id!r} has observations {space}, which cannot be flattened: {error}. Wrap it."
         ) from error
-
-
-def _flattener(space: gymnasium.Space) -> Callable[[Any], np.ndarray]:
-    return lambda observation: spaces.flatten(space, observation)
 
 
 def _success_key(env: gymnasium.Env) -> str | None:

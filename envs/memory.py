@@ -229,4 +229,4 @@ class EnvMemory:
 
 def to_assignments(table: np.ndarray) -> Assignments:
     """Assignments from int64 [B, 3] (a copy)."""
-    return Assignments.unstack(torch.from_numpy(table.copy()))
+    return Assignments(*torch.from_numpy(table.copy()).unbind(1))

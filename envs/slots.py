@@ -187,7 +187,7 @@ class SlottedEnv(VectorEnv):
             )
         memory = state.memory
         if next_assignments is not None:
-            if len(next_assignments) != size:
+            if next_assignments.task.shape[0] != size:
                 raise RefusedInput(f"next_assignments must have {size} rows, one an environment of the slot, "
                                    f"not {len(next_assignments)}.")  # fmt: skip
             table = memory.assignments
@@ -199,7 +199,7 @@ class SlottedEnv(VectorEnv):
                                "goes whose episode ends.")  # fmt: skip
         else:
             memory.assignments[:] = state.current
-        memory.chunk(shape[1]).actions[:] = actions.detach().cpu().numpy()
+        memory.chunk(shape[1]).actions[:] = (actions if actions.is_cpu else actions.cpu()).detach().numpy()
         memory.mask[:] = state.lost
         state.chunk = shape[1]
         state.started = False  # true again once the chunk has succeeded
@@ -229,14 +229,15 @@ class SlottedEnv(VectorEnv):
             failed = torch.from_numpy(slot.lost.copy())
             slot.current = np.where(slot.lost[:, None], memory.assignments, slot.current)
             slot.lost[:] = False
-        table = torch.from_numpy(before)  # `current` is replaced, never written to, so no copy is needed
+        # `current` is replaced, never written to, so no copy is needed
+        assignments = Assignments(*torch.from_numpy(before).unbind(1))
         return StepResult(
             observation=memory.observation.read(),
             **slot.chunk_tensors(steps),
             ended=slot.ended,
             final_rows=final_rows,
             final_observation=final,
-            episodes=EpisodeStats(assignments=Assignments.unstack(table), **slot.statistics),
+            episodes=EpisodeStats(assignments=assignments, **slot.statistics),
             failed=failed,
         )
 

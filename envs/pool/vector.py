@@ -228,10 +228,15 @@ class PoolVectorEnv(SlottedEnv):
 
     def _begin(self, slot: int) -> None:
         self._in_flight[slot] = Operation.STEP
-        steps = self._slots[slot].chunk
-        for part in self._parts_in(slot):
-            self._request(Operation.STEP, part, steps)
         self._allow(slice(None), slot, self.config.step_seconds)
+        # the same as `_request` for each process, but with one write for all: this is the hot path
+        control = self._control[:, slot]
+        control[:, OPERATION] = Operation.STEP
+        control[:, STEPS] = self._slots[slot].chunk
+        self._number += 1
+        control[:, REQUESTED] = self._number
+        for doorbell in self._shared.doorbells:
+            os.eventfd_write(doorbell, 1)
 
     def _finish(self, slot: int) -> None:
         self._await_slot(slot)
@@ -273,7 +278,7 @@ class PoolVectorEnv(SlottedEnv):
         tick = min(1.0, self.config.step_seconds / 4) * 1000
         control = self._control[:, slot]
         requested, finished = control[:, REQUESTED], control[:, DONE]
-        while (requested != finished).any():
+        while np.count_nonzero(requested != finished):
             events = poller.poll(tick)
             for descriptor, _ in events:
                 if descriptor == done:

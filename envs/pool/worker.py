@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import faulthandler
 import fcntl
+import gc
 import mmap
 import os
 import pickle
@@ -192,6 +193,9 @@ class _Worker:
         for slot, start, stop in setup.parts:
             self._memories[slot] = memory.rows(start, stop, slot * setup.slot_size)
             self._adopt(slot, batches[slot], start)
+        # what exists now lives as long as the process: garbage collection need not look at it again and again
+        gc.collect()
+        gc.freeze()
         send_message(self._connection, Attached())
 
     def _adopt(self, slot: int, batch: Any, first_env: int) -> None:

@@ -12,6 +12,7 @@ from envs.batch import BatchStep
 from envs.maniskill.base import ManiSkillBatch
 from envs.maniskill.build import action_parts, build_task, construction, split_action, task_reward, task_spec
 from envs.maniskill.config import ManiSkillConfig
+from envs.maniskill.quiet import without_noise
 from envs.maniskill.views import Pictures, full_state, sensed_state
 
 
@@ -53,7 +54,8 @@ class StockManiSkill(ManiSkillBatch):
         terminated, truncated, success = torch.zeros(3, self.num_envs, dtype=torch.bool)
         for row in active.nonzero().flatten().tolist():
             env = self._envs[row]
-            full, earned, ended, cut, info = env.step(split_action(actions[row : row + 1], self._parts))
+            with without_noise():
+                full, earned, ended, cut, info = env.step(split_action(actions[row : row + 1], self._parts))
             self._show(row, full, info)
             succeeded = torch.as_tensor(info.get("success", torch.zeros(1))).bool().reshape(1)
             success[row] = succeeded[0]

@@ -1,0 +1,116 @@
+"""Scripted experts: functions from a task's full state to actions, for tasks that a few waypoints solve.
+
+For the Panda under `pd_ee_delta_pose` control. They keep no memory: what to do next follows from where things are now,
+so one call serves any batch, in any process. Each takes the task's state observation, float32 [n, S], and returns
+actions, float32 [n, 7].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+CONTROL_MODE = "pd_ee_delta_pose"
+
+_FULL_MOVE = 0.1  # metres of a full translation action
+_FULL_TURN = 0.1  # radians of a full rotation action
+_APPROACH = 0.08  # metres above an object from where it is taken
+_OPEN, _CLOSED = 1.0, -1.0
+_FINGER = 7  # place of a finger joint in the state; 0.04 open
+_HALF_CUBE = 0.02
+_REACH = 0.035  # metres between the hand and the side of a cube it pushes
+
+
+def _act(hand: torch.Tensor, target: torch.Tensor, gripper: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """float32 [n, 7]: towards `target` [n, 3], turning by `turn` [n] radians about the vertical, `gripper` [n]."""
+    action = torch.zeros(len(hand), 7)
+    action[:, :3] = ((target - hand) / _FULL_MOVE).clamp(-1, 1)
+    action[:, 5] = (-turn / _FULL_TURN).clamp(-1, 1)  # ManiSkill scales rotations by their negative lower bound
+    action[:, 6] = gripper
+    return action
+
+
+def _up(metres: float) -> torch.Tensor:
+    return torch.tensor([0.0, 0.0, metres])
+
+
+def _square_turn(hand: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
+    """Radians [n] about the vertical, an eighth turn at most, that set fingers square to a cube ([n, 4] each)."""
+    w, x, y, z = hand.unbind(1)
+    fingers = torch.atan2(1 - 2 * (x * x + z * z), 2 * (x * y - w * z))  # direction of the hand's y axis
+    w, x, y, z = cube.unbind(1)
+    side = torch.atan2(2 * (x * y + w * z), 1 - 2 * (y * y + z * z))  # direction of the cube's x axis
+    quarter = torch.pi / 2
+    return (side - fingers + quarter / 2) % quarter - quarter / 2
+
+
+def _take(state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
+    """Actions that bring open fingers around a cube from above and close them."""
+    turn = _square_turn(hand[:, 3:], cube[:, 3:])
+    away = (hand[:, :2] - cube[:, :2]).norm(dim=1)
+    over = (away < 0.012) & (turn.abs() < 0.1)
+    low = over & ((hand[:, 2] - cube[:, 2]).abs() < 0.012)
+    target = torch.where(over[:, None], cube[:, :3], cube[:, :3] + _up(_APPROACH))
+    target = torch.where(low[:, None], hand[:, :3], target)
+    return _act(hand[:, :3], target, torch.where(low, _CLOSED, _OPEN), torch.where(low, 0.0, turn))
+
+
+def pick_cube(state: torch.Tensor) -> torch.Tensor:
+    """PickCube-v1: take the cube, bring it to the goal and hold it there."""
+    grasped, hand, goal, cube = state[:, 18] > 0.5, state[:, 19:26], state[:, 26:29], state[:, 29:36]
+    carry = _act(hand[:, :3], hand[:, :3] + goal - cube[:, :3], torch.tensor(_CLOSED), torch.zeros(len(state)))
+    return torch.where(grasped[:, None], carry, _take(state, hand, cube))
+
+
+def stack_cube(state: torch.Tensor) -> torch.Tensor:
+    """StackCube-v1: take cube A, lift it, bring it over cube B, lower it and let go."""
+    hand, cube, base = state[:, 18:25], state[:, 25:32], state[:, 32:39]
+    offset = cube[:, :3] - base[:, :3]
+    away = offset[:, :2].norm(dim=1)
+    held = ((hand[:, :3] - cube[:, :3]).norm(dim=1) < 0.02) & (state[:, _FINGER] < 0.025)
+    stacked = (away < 0.015) & ((offset[:, 2] - 2 * _HALF_CUBE).abs() < 0.004)
+    over = away < 0.006
+    high = offset[:, 2] > 0.06
+    place = base[:, :3] + _up(2 * _HALF_CUBE)
+    above = base[:, :3] + _up(0.09)
+    straight_up = torch.cat([cube[:, :2], above[:, 2:]], dim=1)
+    aim = torch.where(over[:, None], place, torch.where(high[:, None], above, straight_up))
+    none = torch.zeros(len(state))
+    carry = _act(hand[:, :3], hand[:, :3] + aim - cube[:, :3], torch.tensor(_CLOSED), none)
+    rise = torch.where(state[:, _FINGER] < 0.035, 0.0, 0.05)  # the fingers open first
+    leave = _act(hand[:, :3], hand[:, :3] + rise[:, None] * _up(1.0), torch.tensor(_OPEN), none)
+    action = torch.where(held[:, None], carry, _take(state, hand, cube))
+    return torch.where(stacked[:, None], leave, action)
+
+
+def _shove(state: torch.Tensor, direction: float) -> torch.Tensor:
+    """Get closed fingers to the cube's side that faces away from `direction` (of x), then move the cube along it."""
+    hand, goal, cube = state[:, 18:21], state[:, 25:28], state[:, 28:31]
+    behind = cube + torch.tensor([-direction * (_HALF_CUBE + _REACH), 0.0, 0.0])
+    beside = ((hand[:, 1] - cube[:, 1]).abs() < 0.012) & ((cube[:, 0] - hand[:, 0]) * direction > _HALF_CUBE)
+    low = hand[:, 2] < 0.035
+    ready = beside & low
+    aligned = (hand[:, :2] - behind[:, :2]).norm(dim=1) < 0.015
+    over = torch.cat([behind[:, :2], torch.full_like(hand[:, 2:], 0.1)], dim=1)
+    along = torch.stack([goal[:, 0] - direction * (_HALF_CUBE + _REACH), cube[:, 1], cube[:, 2]], dim=1)
+    target = torch.where(ready[:, None], along, torch.where(aligned[:, None], behind, over))
+    return _act(hand, target, torch.tensor(_CLOSED), torch.zeros(len(state)))
+
+
+def push_cube(state: torch.Tensor) -> torch.Tensor:
+    """PushCube-v1: push the cube away from the robot into the target."""
+    return _shove(state, 1.0)
+
+
+def pull_cube(state: torch.Tensor) -> torch.Tensor:
+    """PullCube-v1: reach behind the cube and pull it to the target near the robot."""
+    return _shove(state, -1.0)
+
+
+EXPERTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "PickCube-v1": pick_cube,
+    "StackCube-v1": stack_cube,
+    "PushCube-v1": push_cube,
+    "PullCube-v1": pull_cube,
+}

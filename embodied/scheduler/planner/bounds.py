@@ -94,44 +94,61 @@ def units_of(problem: Problem, schedule: Schedule) -> int:
     return units_of(problem, schedule.first) | units_of(problem, schedule.second)
 
 
+def stage_seconds(problem: Problem, work: Work, parts: int) -> dict[str, float]:
+    """Seconds of one call of each stage of a work, for the largest of `parts` equal parts of its items."""
+    found = {}
+    for p in work.placements:
+        profile = problem.profile.stages[p.stage]
+        items = costs.piece_items(profile.items, parts)
+        found[p.stage] = float(costs.seconds(profile.on[p.kind], problem.groups[p.group], items, np.array([p.devices]))[0])
+    return found
+
+
+def switching_seconds(problem: Problem, work: Work) -> float:
+    """Seconds to unload and load again what does not stay loaded of a work."""
+    return sum(
+        float(costs.switch_seconds(problem.profile.stages[p.stage].on[p.kind], np.array([p.devices]))[0])
+        for p in work.placements
+        if not p.resident
+    )
+
+
 def _work(problem: Problem, work: Work, pieces: int, own: _Own | None) -> Estimate:
-    unit = problem.units[units_of(problem, work).bit_length() - 1]
-    streams = own.streams if own else None
-    streaming = streams is not None and problem.streams(problem.units.index(unit))
-    if streaming:
+    index = units_of(problem, work).bit_length() - 1
+    unit = problem.units[index]
+    streams = own.streams if own and problem.streams(index) else None
+    if streams:
         pieces = 1
-    blocks = work.blocks or (work.stages,)
-    at = {p.stage: p for p in work.placements}
     rounds, parts = problem.cycle_share(unit.cycle, pieces) if unit.cycle else (1, pieces)
-    block_seconds, switching = [], 0.0
+    seconds = stage_seconds(problem, work, parts * work.slots)
+    at = {p.stage: p for p in work.placements}
     resources: dict[tuple[str, str], int] = {}
     idle, running = dict.fromkeys(problem.memory_groups, 0.0), dict.fromkeys(problem.memory_groups, 0.0)
+    blocks = work.blocks or (work.stages,)
     for block in blocks:
         place = at[block[0]]
         column = (place.group, place.kind)
         resources[column] = resources.get(column, 0) + place.devices
-        total = kept = loaded = extra = 0.0
+        if place.kind != "accelerator":
+            continue
+        kept = loaded = extra = 0.0
         for stage in block:
             profile = problem.profile.stages[stage]
-            cost, group = profile.on[place.kind], problem.groups[place.group]
-            devices = np.array([place.devices])
-            items = costs.piece_items(profile.items, parts * work.slots)
-            total += float(costs.seconds(cost, group, items, devices)[0])
-            quiet, busy = (float(a[0]) for a in costs.memory_fractions(cost, group, place.kind, items, devices))
+            items, devices = costs.piece_items(profile.items, parts * work.slots), np.array([place.devices])
+            quiet, busy = (
+                float(a[0])
+                for a in costs.memory_fractions(profile.on[place.kind], problem.groups[place.group], place.kind, items, devices)
+            )
             loaded, extra = loaded + quiet, max(extra, busy - quiet)
-            if at[stage].resident:
-                kept += quiet
-            else:
-                switching += float(costs.switch_seconds(cost, devices)[0])
-        block_seconds.append(total)
-        if place.kind == "accelerator":
-            idle[place.group] = max(idle[place.group], kept)
-            running[place.group] = max(running[place.group], loaded + extra)
-    total = block_seconds[0]
+            kept += quiet if at[stage].resident else 0.0
+        idle[place.group] = max(idle[place.group], kept)
+        running[place.group] = max(running[place.group], loaded + extra)
+    switching = switching_seconds(problem, work)
+    total = sum(seconds.values())
     if unit.cycle:
         hops = problem.cycle_hops(unit, work.blocks, parts * work.slots)
-        total = problem.cycle_seconds(rounds, work.slots, block_seconds, hops)
-    if streaming:
+        total = problem.cycle_seconds(rounds, work.slots, [sum(seconds[s] for s in b) for b in blocks], hops)
+    if streams:
         lag = costs.arrival_lag(problem.profile.stages[unit.stages[0]].arrivals, streams)
         return Estimate((1 / streams + lag) * total + switching, total / streams, resources, idle, running)
     return Estimate(total + switching, total if own else total + switching, resources, idle, running)

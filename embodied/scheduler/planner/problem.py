@@ -110,8 +110,9 @@ class Problem:
         return self.columns.index((group, kind))
 
     def streams(self, unit: int) -> bool:
-        """Whether a unit works on all items at once and hands on each as it finishes."""
-        return bool(self.profile.stages[self.units[unit].stages[0]].arrivals)
+        """Whether a unit works on all items at once and hands on each as it finishes. One that others feed cannot: in a
+        pipeline it would have to wait for all of its input."""
+        return bool(self.profile.stages[self.units[unit].stages[0]].arrivals) and not self.before[unit]
 
     # -- the graph of units
 

@@ -147,8 +147,8 @@ class StageProfile:
     """One stage. items: of one iteration (of one round, in a cycle). on: its costs by kind of resource.
 
     max_pieces: in how many pieces an iteration's items may be handed on; 1 for a stage that needs them all together.
-    arrivals: for a stage that works on all its items at once and hands on each as it finishes (generation): finish
-    times of evenly spaced items as fractions of the whole, increasing to 1. Empty: piece after piece.
+    arrivals: for a stage that nothing feeds, that works on all its items at once and hands on each as it finishes
+    (generation): finish times of evenly spaced items as fractions of the whole, increasing to 1. Empty: piece by piece.
     """
 
     items: int

@@ -73,7 +73,7 @@ def random_profile(seed: int, units: int, devices: int, *, memory: bool, cycle: 
             items=draw.choice([4, 6, 8]),
             on={kind: cost(kind, in_cycle)},
             max_pieces=draw.choice([1, 2, 4]),
-            arrivals=(0.2, 0.3, 0.6, 1.0) if not in_cycle and draw.random() < 0.25 else (),
+            arrivals=(0.2, 0.3, 0.6, 1.0) if not in_cycle and draw.random() < (0.6 if index == 0 else 0.1) else (),
         )
     edges = [EdgeProfile(source="s0", target="s1"), EdgeProfile(source="s1", target="s0")] if cycle else []
     for b in range(1 + cycle, len(names)):
@@ -128,7 +128,12 @@ class Enumeration:
         what, problem = self.problem.units[unit], self.problem
         found = []
         places = [
-            [(k, g) for g in problem.groups for k in ("cpu", "accelerator") if problem.groups[g].units(k) and problem.allowed(s, k, g)]
+            [
+                (k, g)
+                for g in problem.groups
+                for k in ("cpu", "accelerator")
+                if problem.groups[g].units(k) and problem.allowed(s, k, g)
+            ]
             for s in what.stages
         ]
         for where in itertools.product(*places):
@@ -205,9 +210,7 @@ class Enumeration:
             found |= {(r[0], r[1], r[1], r[3], r[4]) for r in self.rows(part.bit_length() - 1, pieces)}
         for a, b in self.problem.cuts(part):
             for x, y in itertools.product(self.serial(a, pieces), self.serial(b, pieces)):
-                running = tuple(
-                    max(p + q, r + s) for p, q, r, s in zip(x[4], y[3], y[4], x[3], strict=True)
-                )
+                running = tuple(max(p + q, r + s) for p, q, r, s in zip(x[4], y[3], y[4], x[3], strict=True))
                 if max(running, default=0) <= 1:
                     idle = tuple(p + q for p, q in zip(x[3], y[3], strict=True))
                     time = x[1] + y[1]
@@ -250,7 +253,13 @@ class Enumeration:
                     continue
                 latency = (x[1] + y[1] + hand_on if joined else max(x[1], y[1])) + weights
                 found.add(
-                    (resources, latency, max(x[2], y[2], hand_on), tuple(map(max, x[3], y[3])), tuple(map(max, x[4], y[4])))
+                    (
+                        resources,
+                        latency,
+                        max(x[2], y[2], hand_on),
+                        tuple(map(max, x[3], y[3])),
+                        tuple(map(max, x[4], y[4])),
+                    )
                 )
         self.memo[key] = found
         return found

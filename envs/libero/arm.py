@@ -146,6 +146,14 @@ class Controller(abc.ABC):
         self._see_hand(data, state)
         state.seen_fingers = data.qpos[arm.finger_qpos]
 
+    def displace(self, data: mujoco.MjData, state: ArmState, offset: np.ndarray) -> None:
+        """Move the joints by `offset` [7] (radians) and hold the arm there."""
+        data.qpos[self.arm.qpos] += offset
+        mujoco.mj_forward(self.model, data)
+        state.outdated = None
+        state.goal_rotation = data.site_xmat[self.arm.site].reshape(3, 3).copy()
+        self.look(data, state)
+
     def step(self, data: mujoco.MjData, state: ArmState, action: np.ndarray) -> None:
         """One control step. action: float64 [7], six deltas within [-1, 1] and the gripper (-1 opens, +1 closes)."""
         model, arm = self.model, self.arm

@@ -16,20 +16,23 @@ import numpy as np
 import torch
 
 from embodied.errors import ConfigurationError, SimulatorError
+from embodied.random import derive_seed
 from envs.api import Assignments, Observation
 from envs.batch import BatchEnv, BatchStep
 from envs.libero.arm import ArmState
 from envs.libero.config import LiberoConfig
+from envs.libero.perturbations import UNCHANGED, World, draw_world, with_distractor_bodies
 from envs.libero.pictures import camera_id
 from envs.libero.scene import SceneCache
 from envs.libero.simulator import load
-from envs.libero.spec import MAX_FIXTURES, STATE_DIM, chosen_tasks, describe_tasks
+from envs.libero.spec import MAX_FIXTURES, STATE_DIM, chosen_tasks, describe_tasks, wordings
 from envs.libero.task import Draw, Task
 
 logger = logging.getLogger("envs.libero")
 
 NO_OP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 _PEOPLE_CAMERA, _PEOPLE_SIZE = "agentview", 256
+_OBJECT_RADIUS, _FIXTURE_RADIUS = 0.05, 0.17  # metres that distractors leave free around their middles
 _SEED_RANGE = 2**32  # of numpy's global generator
 _REMEMBERED_STARTS = 2048
 _PHYSICS = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -42,19 +45,27 @@ class _Start:
 
     physics: np.ndarray
     arm: ArmState
+    world: World
     burning: tuple[bool, ...]
     shown_burning: tuple[bool, ...]
 
 
 @dataclasses.dataclass
 class _Row:
-    """One environment. shown_burning: the flames as of the latest look, which precedes the step's end."""
+    """One environment.
+
+    steps: control steps since the settling. shown_burning: the flames as of the latest look, which precedes a step's
+    end.
+    """
 
     task: Task | None = None
     task_id: int = 0
     data: mujoco.MjData | None = None
     draw: Draw | None = None
     arm: ArmState | None = None
+    world: World = UNCHANGED
+    instruction: int = 0
+    steps: int = 0
     burning: tuple[bool, ...] = ()
     shown_burning: tuple[bool, ...] = ()
 
@@ -73,11 +84,14 @@ class LiberoBatch(BatchEnv):
         self._config = config
         self._files = chosen_tasks(config)
         self._simulator = load(config.asset_folder)
-        self._scenes = SceneCache(fast=config.mode == "fast")
+        prepare = with_distractor_bodies if "distractors" in config.perturb else str
+        self._scenes = SceneCache(fast=config.mode == "fast", prepare=prepare)
         self._tasks: dict[int, Task] = {}
         self._rows = [_Row() for _ in range(num_envs)]
         self._starts: collections.OrderedDict[tuple[int, int, int], _Start] = collections.OrderedDict()
-        self._instruction_ids = [self.spec.instructions.index(files.instruction) for files in self._files]
+        self._wordings = [
+            [self.spec.instructions.index(text) for text in wordings(config, files)] for files in self._files
+        ]
 
     def reset(self, rows: torch.Tensor, assignments: Assignments) -> None:
         for row, assigned in zip(rows.tolist(), assignments.stack().tolist(), strict=True):
@@ -90,6 +104,7 @@ class LiberoBatch(BatchEnv):
         for index in np.flatnonzero(active.numpy()):
             row = self._rows[index]
             self._advance(row, commands[index])
+            row.steps += 1
             if any(row.data.warning[kind].number for kind in _UNSTABLE):
                 # MuJoCo has put the scene back to its defaults, so this episode has no meaningful continuation
                 logger.warning(
@@ -105,7 +120,7 @@ class LiberoBatch(BatchEnv):
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:
         chosen = self._rows if rows is None else [self._rows[i] for i in rows.tolist()]
-        ids = [self._instruction_ids[row.task_id] for row in chosen]
+        ids = [row.instruction for row in chosen]
         state = np.zeros((len(chosen), STATE_DIM), dtype=np.float32)
         privileged = np.zeros((len(chosen), self.spec.privileged_dim), dtype=np.float32)
         for i, row in enumerate(chosen):
@@ -171,12 +186,14 @@ class LiberoBatch(BatchEnv):
             row.data = mujoco.MjData(task.scene.model)
             row.task = task
             self._drop_idle_scenes()
-        row.task, row.task_id, row.draw = task, task_id, task.draw(seed)
+        row.task, row.task_id, row.draw, row.steps = task, task_id, task.draw(seed), 0
+        texts = self._wordings[task_id]
+        row.instruction = texts[derive_seed(seed, "perturb", "instruction") % len(texts)]
         model = task.scene.model
         key = (task_id, initial_state, seed)
         start = self._starts.get(key)
         if start is None:
-            start = self._starts[key] = self._settle(row, initial_state)
+            start = self._starts[key] = self._settle(row, initial_state, seed)
             if len(self._starts) > _REMEMBERED_STARTS:
                 self._starts.popitem(last=False)
         else:
@@ -186,17 +203,31 @@ class LiberoBatch(BatchEnv):
         mujoco.mj_setState(model, row.data, start.physics, _PHYSICS)
         mujoco.mj_kinematics(model, row.data)
         row.arm = start.arm.copy()
-        row.burning, row.shown_burning = start.burning, start.shown_burning
+        row.world, row.burning, row.shown_burning = start.world, start.burning, start.shown_burning
 
-    def _settle(self, row: _Row, initial_state: int) -> _Start:
+    def _settle(self, row: _Row, initial_state: int, seed: int) -> _Start:
         row.arm = row.task.start(row.data, initial_state, row.draw)
+        world = self._world(row, seed)
+        if world.joint_offset is not None:
+            row.task.controller.displace(row.data, row.arm, world.joint_offset)
         row.burning = row.shown_burning = tuple(burner.is_on(row.data) for burner in row.task.burners)
         for _ in range(self._config.settling_steps):
             self._advance(row, NO_OP)
         model = row.task.scene.model
         physics = np.empty(mujoco.mj_stateSize(model, _PHYSICS))
         mujoco.mj_getState(model, row.data, physics, _PHYSICS)
-        return _Start(physics, row.arm.copy(), row.burning, row.shown_burning)
+        return _Start(physics, row.arm.copy(), world, row.burning, row.shown_burning)
+
+    def _world(self, row: _Row, seed: int) -> World:
+        """What the episode's perturbations are; the row is at its initial state."""
+        if not self._config.perturb:
+            return UNCHANGED
+        task, data = row.task, row.data
+        things = dict.fromkeys(task.objects.values(), _OBJECT_RADIUS)
+        things |= dict.fromkeys(task.fixtures.values(), _FIXTURE_RADIUS)
+        occupied = np.array([[*data.xpos[body][:2], radius] for body, radius in things.items()])
+        ground = min(float(data.xpos[body][2]) for body in task.objects.values())
+        return draw_world(self._config.perturb, seed, task.scene.model, occupied, ground)
 
     def _advance(self, row: _Row, action: np.ndarray) -> None:
         self._bind(row)
@@ -226,6 +257,7 @@ class LiberoBatch(BatchEnv):
             cameras = [camera_id(row.task.scene.model, camera.name) for camera in self.spec.cameras]
             # upright pictures with their columns reversed are the simulator's raw ones rotated by 180 degrees
             self._draw(row, cameras, size, pictures[:, :, ::-1])
+            row.world.add_noise(pictures, row.steps)
         return images
 
     def _draw(self, row: _Row, cameras: list[int], size: int, out: np.ndarray) -> None:
@@ -233,7 +265,8 @@ class LiberoBatch(BatchEnv):
         scene = row.task.scene
         for burner, lit in zip(row.task.burners, row.shown_burning, strict=True):
             scene.model.site_rgba[burner.site, 3] = float(lit)
-        scene.draw(row.arm.seen_qpos, cameras, size, out)
+        with row.world.applied():
+            scene.draw(row.arm.seen_qpos, cameras, size, out)
 
     def _fill_privileged(self, row: _Row, out: np.ndarray) -> None:
         model, data = row.task.scene.model, row.data

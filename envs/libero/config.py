@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import pydantic
+
 from embodied.config import config
 from embodied.errors import ConfigurationError, suggest
 from envs.api import EnvConfig
+from envs.libero.magnitudes import validate
 from envs.libero.protocols import PROTOCOLS, ProtocolName
 from envs.libero.suites import family_of, split_id
 
@@ -23,6 +26,7 @@ class LiberoConfig(EnvConfig):
         controller's arithmetic differently and draws simplified meshes without antialiasing, shadows and reflections.
     cameras: names of the policy cameras, in the order of the pictures; empty for state only.
     image_size: height and width of every picture.
+    perturb: kind -> severity from 1 to 5, e.g. `{camera: 2, light: 3}`; see `envs.libero.perturbations` for the kinds.
     assets: folder with `bddl_files/`, `init_files/` and `assets/`; None takes those of the installed package.
     """
 
@@ -30,10 +34,12 @@ class LiberoConfig(EnvConfig):
     mode: Literal["faithful", "fast"] = "faithful"
     cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
     image_size: int = 256
+    perturb: dict[str, int] = pydantic.Field(default_factory=dict)
     assets: str | None = None
 
     def __post_init__(self) -> None:
         split_id(self.id)
+        validate(self.perturb)
         for camera in self.cameras:
             if camera not in CAMERAS:
                 raise ConfigurationError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import mujoco
@@ -70,17 +71,23 @@ class Scene:
 
 
 class SceneCache:
-    """Scenes by XML. `acquire` and `release` count users; idle scenes are dropped, least recently used first."""
+    """Scenes by XML; those without `users` are dropped beyond a small number, least recently used first.
 
-    def __init__(self, fast: bool) -> None:
+    Args:
+        fast: simplify what is drawn.
+        prepare: changes a scene's XML before it is compiled.
+    """
+
+    def __init__(self, fast: bool, prepare: Callable[[str], str]) -> None:
         self._fast = fast
+        self._prepare = prepare
         self._scenes: collections.OrderedDict[bytes, Scene] = collections.OrderedDict()
 
     def get(self, xml: str) -> Scene:
         """The scene of an XML text, compiled if need be (0.2 to 1 s)."""
         key = hashlib.sha256(xml.encode()).digest()
         if key not in self._scenes:
-            self._scenes[key] = Scene(xml, self._fast)
+            self._scenes[key] = Scene(self._prepare(xml), self._fast)
         self._scenes.move_to_end(key)
         return self._scenes[key]
 

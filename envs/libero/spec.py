@@ -6,6 +6,7 @@ import importlib.metadata
 
 from envs.api import ActionSpec, Bounds, CameraSpec, EnvSpec
 from envs.libero.config import LiberoConfig
+from envs.libero.paraphrase import paraphrases
 from envs.libero.suites import TaskFiles, load_initial_states, split_id, task_files
 
 STATE_DIM = 8
@@ -24,6 +25,7 @@ def chosen_tasks(config: LiberoConfig) -> tuple[TaskFiles, ...]:
 def describe_tasks(config: LiberoConfig) -> EnvSpec:
     """The spec, from the task files alone (0.1 s for ten tasks)."""
     tasks = chosen_tasks(config)
+    perturbed = {f"perturb.{kind}": str(severity) for kind, severity in sorted(config.perturb.items())}
     states = [load_initial_states(task).shape for task in tasks]
     return EnvSpec(
         id=config.id,
@@ -31,13 +33,19 @@ def describe_tasks(config: LiberoConfig) -> EnvSpec:
         state_dim=STATE_DIM,
         cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in config.cameras),
         privileged_dim=max(numbers for _, numbers in states) - 1 + 7 * MAX_FIXTURES,
-        instructions=tuple(dict.fromkeys(task.instruction for task in tasks)),
+        instructions=tuple(dict.fromkeys(text for task in tasks for text in wordings(config, task))),
         episode_steps=config.step_limit,
         control_hz=CONTROL_HZ,
         tasks=len(tasks),
         initial_states=tuple(count for count, _ in states),
-        versions=versions() | {"protocol": config.protocol, "mode": config.mode},
+        versions=versions() | {"protocol": config.protocol, "mode": config.mode} | perturbed,
     )
+
+
+def wordings(config: LiberoConfig, task: TaskFiles) -> tuple[str, ...]:
+    """The texts that an episode of the task may come with: its instruction, or rewordings where those are asked for."""
+    severity = config.perturb.get("instruction")
+    return (task.instruction,) if severity is None else paraphrases(task.instruction, severity)
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from embodied.errors import ConfigurationError, SimulatorError
+from envs.conformance import check
 from envs.libero.batch import LiberoBatch
+from envs.libero.config import LiberoConfig
 from envs.libero.experts import Expert, can_solve
 from tests.envs.libero.conftest import all_rows, assign, everyone
 
@@ -186,3 +189,10 @@ def test_nothing_is_asked_and_nothing_is_said_on_stderr() -> None:
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.strip() == "(1, 2, 32, 32, 3)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["faithful", "fast"])
+def test_the_conformance_suite_passes_here_and_in_worker_processes(mode: str) -> None:
+    config = LiberoConfig(id="libero/libero_goal", mode=mode, num_envs=4, slots=2, processes=2, image_size=32)
+    check(dataclasses.replace(config, episode_steps=8))

@@ -1,7 +1,7 @@
 """LIBERO against the stock simulator: what a control step costs, and what the fast mode changes.
 
     python benchmarks/libero_modes.py speed     CPU time a control step: stock, faithful, fast (about 2 minutes)
-    python benchmarks/libero_modes.py compare   success and drift, faithful against fast, scripted policy (about 10 minutes)
+    python benchmarks/libero_modes.py compare   success and drift, faithful against fast, scripted policy (10 minutes)
 
 `--write` puts the table into benchmarks/results/libero.md, in place of that command's earlier one.
 """

@@ -17,10 +17,12 @@ from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Sample
 from embodied.interaction.trajectory import Trajectory, join
 from embodied.learner.batches import Step, plan_steps
 from embodied.learner.learner import Learner, LearnerConfig
+from embodied.learner.residency import Parking, resident_bytes
 from embodied.learner.sharding import full, like, recompute_activations, shard
 from embodied.random import derive_seed, generator
 from embodied.runs.state_file import write_state
 from embodied.scheduler import Input, Worker, WorkerContext
+from embodied.scheduler.trace import LOAD
 from policies import registry
 from policies.api import Evaluation, PolicyConfig
 
@@ -60,6 +62,7 @@ class LearnerWorker(Worker):
         self.options: LearnerWorkerOptions = options
         self.version = 0
         self._warnings: list[str] = []
+        self._parking = Parking()
 
     async def setup(self, announced: Mapping[str, Any]) -> None:
         """Build the policy with the run's seed, and its optimiser."""
@@ -78,6 +81,25 @@ class LearnerWorker(Worker):
     def weights(self) -> dict[str, Any]:
         """The policy's parameters and buffers themselves."""
         return self.policy.state_dict(keep_vars=True)
+
+    def _state_tensors(self) -> list[torch.Tensor]:
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        return [*self.policy.state_dict().values(), *self.learner.tensors(), *gradients]
+
+    def memory(self) -> int:
+        """Bytes of parameters, gradients and optimiser state, as they will be once it has stepped."""
+        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        return resident_bytes(self.policy.state_dict().values()) + 3 * resident_bytes(trained)
+
+    def unload(self) -> None:
+        """Park parameters, gradients and optimiser state."""
+        with self.timed("unload", LOAD):
+            self._parking.unload(self._state_tensors())
+
+    def load(self) -> None:
+        """Bring them back."""
+        with self.timed("load", LOAD):
+            self._parking.load()
 
     async def learn(self, iteration: int) -> Update:
         """Read this iteration's trajectory and improve the policy with it."""

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from embodied.interaction.messages import Decision, Question, Rollout
+from embodied.learner.residency import Parking, resident_bytes
 from embodied.random import RowNoise, derive_seed
 from embodied.scheduler import Input, Output, Worker, WorkerContext
+from embodied.scheduler.trace import LOAD
 from envs.api import Observation
 from policies import registry
 from policies.api import PolicyConfig, PolicyOutput
@@ -40,6 +42,7 @@ class PolicyWorker(Worker):
         super().__init__(context, options)
         self.options: PolicyWorkerOptions = options
         self.version = -1
+        self._parking = Parking()
 
     async def setup(self, announced: Mapping[str, Any]) -> None:
         """Build the policy."""
@@ -65,6 +68,20 @@ class PolicyWorker(Worker):
         """Hold the learner's tensors: its updates are then the policy's."""
         self.policy.load_state_dict(weights, strict=True, assign=True)
         self.policy.eval()
+
+    def memory(self) -> int:
+        """Bytes of the policy's tensors."""
+        return resident_bytes(self.policy.state_dict().values())
+
+    def unload(self) -> None:
+        """Park the policy's tensors."""
+        with self.timed("unload", LOAD):
+            self._parking.unload(self.policy.state_dict().values())
+
+    def load(self) -> None:
+        """Bring them back."""
+        with self.timed("load", LOAD):
+            self._parking.load()
 
     def weights_changed(self, version: int) -> None:
         """Note which version acts."""

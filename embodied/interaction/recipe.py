@@ -91,6 +91,7 @@ class ClusterConfig:
     address: of a running Ray cluster ("auto" finds it); None starts Ray on this machine when it is needed.
     placement: shared, split or mixed; see docs/scheduler.md. workers: how many, by stage. devices: which, by stage, one
     a worker, instead of the placement's.
+    memory_mib: state (weights, optimiser) that a device may hold at once; above it stages swap. None: no limit.
     threads: of the tensor library in this process. deadline_seconds: how long any single wait may take before it is an
     error."""
 
@@ -100,6 +101,7 @@ class ClusterConfig:
     placement: Literal["shared", "split", "mixed"] = "shared"
     workers: dict[str, int] = dataclasses.field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    memory_mib: float | None = None
     threads: int = 1
     deadline_seconds: float = 600.0
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from embodied import __version__
-from embodied.errors import CheckpointError, EmbodiedError, SimulatorError
+from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, SimulatorError
 from embodied.interaction.assignments import evaluation_assignments
 from embodied.interaction.env_worker import FinishedEpisode
 from embodied.interaction.evaluation import EvaluationResult, episode_metrics
@@ -81,36 +81,61 @@ class TrainingRun:
         self._clock = time.monotonic()
         self._warned: dict[str, int] = {}
 
+    async def start(self) -> None:
+        """Refuse a goal that this environment cannot have, fit the devices' memory, and share the first weights."""
+        if not self.spec.has_success and self.recipe.goal.metric != "return":
+            raise ConfigurationError(
+                f"{self.spec.id} knows no success, so goal.metric={self.recipe.goal.metric} never comes; "
+                "use goal.metric=return"
+            )
+        memory = self.recipe.cluster.memory_mib
+        swapping = await self.system.set_residency(None if memory is None else int(memory * 2**20))
+        if swapping:
+            self.screen.say(f"memory: {', '.join(swapping)} leave their device between turns")
+        self.folder.plan.write_text(self.system.plan.to_json())
+        await self.publish(0)
+
     async def collect(self) -> list[FinishedEpisode]:
         """Let the policy act for one rollout."""
         recipe = self.recipe
         rollout = Rollout(self.progress.iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
-        finished, _ = await self.system.together(self.env.call("collect", rollout), self.policy.call("act", rollout))
+        async with self.system.turn("env", "policy"):
+            finished, _ = await self.system.together(
+                self.env.call("collect", rollout), self.policy.call("act", rollout)
+            )
         return [episode for part in finished for episode in part]
 
     async def learn(self) -> Update:
         """Improve the policy with what was collected."""
-        update: Update = (await self.learner.call("learn", self.progress.iteration))[0]
-        await self.system.sync_weights(update.version)
+        async with self.system.turn("learner"):
+            update: Update = (await self.learner.call("learn", self.progress.iteration))[0]
+        await self.publish(update.version)
         return update
+
+    async def publish(self, version: int) -> None:
+        """Let the policy act with the learner's weights."""
+        async with self.system.turn("policy", "learner"):
+            await self.system.sync_weights(version)
 
     async def evaluate(self) -> EvaluationResult:
         """Play the evaluation episodes with the current weights."""
         options = self.recipe.evaluation
         assignments = evaluation_assignments(options.seed, options.episodes, self.spec)
         rollout = Rollout(0, 0, "evaluate", options.sampling)
-        episodes, _ = await self.system.together(
-            self.env.call("evaluate", assignments), self.policy.call("act", rollout)
-        )
+        async with self.system.turn("env", "policy"):
+            episodes, _ = await self.system.together(
+                self.env.call("evaluate", assignments), self.policy.call("act", rollout)
+            )
         return EvaluationResult(tuple(episode for part in episodes for episode in part))
 
     async def save(self) -> Checkpoint:
         """Write a checkpoint of everything."""
         self._tick()
-        workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
-        state = {"progress": dataclasses.asdict(self.progress), "workers": workers}
-        with self.store.writing(self.progress.iteration, state) as folder:
-            await self.learner.call("export", folder / "policy")
+        async with self.system.turn("learner"):
+            workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
+            state = {"progress": dataclasses.asdict(self.progress), "workers": workers}
+            with self.store.writing(self.progress.iteration, state) as folder:
+                await self.learner.call("export", folder / "policy")
         return Checkpoint(self.store.path(self.progress.iteration), self.progress.iteration)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
@@ -124,7 +149,8 @@ class TrainingRun:
                     f"the checkpoint was written by {len(parts)} {name} worker(s), the plan has {group.size}; "
                     "resume with the run's own plan"
                 )
-            await group.scatter("load_state_dict", parts)
+            async with self.system.turn(name):
+                await group.scatter("load_state_dict", parts)
 
     def note_evaluation(self, result: EvaluationResult) -> None:
         """Remember the best, the last, and how often in a row the goal was met."""
@@ -264,8 +290,8 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
             screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
             screen.say(f"starting {recipe.env.num_envs} x {recipe.env.id} ...")
             async with make_launcher(recipe, flow, plan) as system:
-                await system.sync_weights(0)
                 run = TrainingRun(recipe, folder, system, screen)
+                await run.start()
                 checkpoint = run.store.latest() if resume else None
                 if checkpoint is not None:
                     await run.restore(checkpoint)

@@ -123,6 +123,10 @@ class Learner:
         merged["learner/gradient_norm"] = Mean.of(norm.reshape(1), everything)
         return merged, taken
 
+    def tensors(self) -> list[torch.Tensor]:
+        """The optimiser state's tensors themselves."""
+        return [t for entry in self.optimizer.state.values() for t in entry.values() if isinstance(t, torch.Tensor)]
+
     def state_dict(self) -> dict[str, Any]:
         """The optimiser's state, whole, with string keys throughout; every rank must call."""
         state = self.optimizer.state_dict()["state"]

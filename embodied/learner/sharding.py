@@ -6,6 +6,7 @@ On one rank nothing is wrapped; the functions then pass tensors through.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -25,12 +26,15 @@ def shard(
     methods: of `module`, that run the forward pass beside `forward`. Gradients are summed over the ranks, not averaged:
     losses carry global denominators already.
     """
+    # evaluate returns views (an expanded entropy, say); nothing here changes them in place, which is what FSDP warns of
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = DeviceMesh.from_group(ranks, torch.device(device).type)
     for part in (*blocks, module):
         fully_shard(part, mesh=mesh)
     for part in (*blocks, module):
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
     for method in methods:
         register_fsdp_forward_method(module, method)
 

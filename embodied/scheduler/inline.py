@@ -45,6 +45,7 @@ class InlineLauncher(Launcher):
         self._seed, self._deadline = seed, deadline
         self._channels: list[Channel] = []
         self._sharing = False
+        _check_shared_state(plan)
         for name, stage in flow.stages.items():
             if stage.worker.collective and len(plan.stages[name].devices) > 1:
                 raise ConfigurationError(
@@ -112,3 +113,13 @@ class InlineLauncher(Launcher):
     async def write_trace(self, path: Path) -> None:
         """Write the one trace of this process."""
         self.trace.write(path)
+
+
+def _check_shared_state(plan: Plan) -> None:
+    """Stages that share their weights cannot be moved off the device one without the other."""
+    swapping = [name for name, stage in plan.stages.items() if not stage.resident]
+    if swapping:
+        raise ConfigurationError(
+            f"the plan lets {', '.join(swapping)} leave the device between turns, but under the inline launcher stages "
+            "share their tensors; use cluster.launcher=ray"
+        )

@@ -7,6 +7,7 @@ the flow's stages, carries weights along weight edges, and frees everything at t
 from __future__ import annotations
 
 import abc
+import contextlib
 import inspect
 from collections.abc import Coroutine
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 from embodied.errors import EmbodiedError, WorkerError
 from embodied.scheduler.flow import Flow
-from embodied.scheduler.plan import Plan
+from embodied.scheduler.lease import Leases
+from embodied.scheduler.plan import Plan, fit_memory
 from embodied.scheduler.tasks import together
 from embodied.scheduler.worker import Worker
 
@@ -46,12 +48,14 @@ class Launcher(abc.ABC):
     plan: Plan
     groups: dict[str, WorkerGroup]
     announced: dict[str, Any]
+    leases: Leases
 
     async def __aenter__(self) -> Launcher:
         try:
             await self.start()
             for name, group in self.groups.items():
                 self.announced[name] = (await group.call("setup", self.announced))[0]
+            await self.set_residency(None)
         except BaseException:
             await self.stop(None)
             raise
@@ -63,6 +67,28 @@ class Launcher(abc.ABC):
     def group(self, stage: str) -> WorkerGroup:
         """The workers of `stage`."""
         return self.groups[stage]
+
+    async def set_residency(self, budget: int | None) -> list[str]:
+        """Decide which stages' state may stay on its devices between turns; returns those that may not.
+
+        budget: bytes of state that a device may hold at once. Where the stages of a device need more together, they
+        swap (the plan then says so). None keeps the plan. Raises ConfigurationError where one stage alone needs more.
+        """
+        if budget is not None:
+            sizes = {name: await group.call("memory") for name, group in self.groups.items()}
+            self.plan = fit_memory(self.plan, sizes, budget)
+        self.leases = Leases(self.plan, self._load, self._unload)
+        return [name for name, stage in self.plan.stages.items() if not stage.resident]
+
+    def turn(self, *stages: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Have the devices of `stages`, with their state on them, for the time of a block."""
+        return self.leases.turn(*stages)
+
+    async def _load(self, stage: str) -> None:
+        await self.groups[stage].call("load")
+
+    async def _unload(self, stage: str) -> None:
+        await self.groups[stage].call("unload")
 
     async def together(self, *operations: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
         """Run several groups' operations at once; the first failure cancels the others and is raised."""

@@ -75,3 +75,27 @@ def single_device_plan(flow: Flow, device: str, slots: int) -> Plan:
     }
     why = "one device: all workers run as coroutines of one process and share their weights"
     return Plan(flow=flow.name, launcher="inline", stages=stages, why=why)
+
+
+def fit_memory(plan: Plan, sizes: dict[str, list[int]], budget: int) -> Plan:
+    """The plan with stages swapping on every device whose stages need more than `budget` bytes of state together.
+
+    sizes: bytes of every worker's state, by stage and rank. Raises ConfigurationError where one worker needs more.
+    """
+    per_device: dict[str, dict[str, int]] = {}
+    for name, stage in plan.stages.items():
+        for device, size in zip(stage.devices, sizes[name], strict=True):
+            per_device.setdefault(device, {}).setdefault(name, 0)
+            per_device[device][name] += size
+    swapping: set[str] = set()
+    for device, needs in per_device.items():
+        for name, size in needs.items():
+            if size > budget:
+                raise ConfigurationError(
+                    f"stage {name} alone keeps {size / 2**20:.1f} MiB of state on {device}, more than the budget of "
+                    f"{budget / 2**20:.1f} MiB; raise cluster.memory_mib, use LoRA, or give the stage more devices"
+                )
+        if sum(needs.values()) > budget:
+            swapping |= {name for name, size in needs.items() if size}
+    stages = {n: dataclasses.replace(s, resident=s.resident and n not in swapping) for n, s in plan.stages.items()}
+    return dataclasses.replace(plan, stages=stages)

@@ -37,18 +37,27 @@ def one_iteration(tmp_path, *overrides):
 
     async def scenario():
         async with make_launcher(recipe, flow, plan) as system:
-            await system.sync_weights(0)
+            budget = recipe.cluster.memory_mib
+            swapping = await system.set_residency(None if budget is None else int(budget * 2**20))
+            assert (budget is None) == (swapping == [])
+            async with system.turn("policy", "learner"):
+                await system.sync_weights(0)
             for iteration in range(2):
                 rollout = Rollout(iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
-                *_, record = await system.together(
-                    system.group("env").call("collect", rollout),
-                    system.group("policy").call("act", rollout),
-                    system.group("tap").call("take"),
-                )
-                await system.group("learner").call("learn", iteration)
-                await system.sync_weights(iteration + 1)
-            states = await system.group("learner").call("state_dict")
-            acting = await system.group("policy").call("acting_weights")
+                async with system.turn("env", "policy"):
+                    *_, record = await system.together(
+                        system.group("env").call("collect", rollout),
+                        system.group("policy").call("act", rollout),
+                        system.group("tap").call("take"),
+                    )
+                async with system.turn("learner"):
+                    await system.group("learner").call("learn", iteration)
+                async with system.turn("policy", "learner"):
+                    await system.sync_weights(iteration + 1)
+            async with system.turn("learner"):
+                states = await system.group("learner").call("state_dict")
+            async with system.turn("policy"):
+                acting = await system.group("policy").call("acting_weights")
             return record[0], states[0], acting[0]
 
     return asyncio.run(scenario())
@@ -92,6 +101,7 @@ def test_coroutines_in_any_number_give_the_same_bits(tmp_path, reference, overri
         pytest.param(["cluster.workers.env=1"], 0.0, marks=pytest.mark.slow),
         pytest.param(["cluster.workers.env=2", "env.slots=2"], 0.0, marks=pytest.mark.slow),
         pytest.param(["cluster.placement=split", "cluster.workers.env=3"], 0.0, marks=pytest.mark.slow),
+        pytest.param(["cluster.memory_mib=0.012"], 0.0, marks=pytest.mark.slow),
         pytest.param(
             ["cluster.placement=split", "cluster.workers.policy=2", "env.slots=2"], 0.0, marks=pytest.mark.slow
         ),

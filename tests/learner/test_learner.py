@@ -66,7 +66,7 @@ def test_the_reported_gradient_norm_is_that_before_clipping():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_step(bad):
-    actor, critic, learner = regression()
+    actor, _, learner = regression()
     before = actor.weight.detach().clone()
     with pytest.raises(CorrectnessAlarm, match="The loss is"):
         learner.step([data()], lambda batch: (actor(batch[0]).sum() * bad, {}))

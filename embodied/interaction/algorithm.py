@@ -6,7 +6,7 @@ The mathematics is in `embodied.algorithms`; here levels, masks and shapes are b
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -32,10 +32,12 @@ class AlgorithmConfig:
     clip_low, clip_high, dual_clip, log_ratio_clamp: of the ratio. value_clip, huber_delta: of the value loss.
     value_coefficient, entropy_coefficient: weights in the loss. aggregation: how its terms are averaged.
     critic_warmup: iterations at the start in which only the critic learns. sampling: how actions are drawn.
+    max_staleness: how many updates the weights that drew a sample may lie behind those it trains; 0 collects and learns
+    in turn, more overlaps them and needs decoupled_ppo. behaviour_weight_cap: of decoupled_ppo.
     """
 
     advantage: Literal["gae", "grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"] = "gae"
-    loss: Literal["ppo", "ppo_actor_critic"] = "ppo_actor_critic"
+    loss: Literal["ppo", "ppo_actor_critic", "decoupled_ppo"] = "ppo_actor_critic"
     gamma: float = 0.99
     gae_lambda: float = 0.95
     bootstrap: Literal["standard", "always"] = "standard"
@@ -56,6 +58,8 @@ class AlgorithmConfig:
     entropy_coefficient: float = 0.0
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "trajectory-length"] = "token-mean"
     critic_warmup: int = 0
+    max_staleness: int = 0
+    behaviour_weight_cap: float | None = None
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -65,6 +69,13 @@ class AlgorithmConfig:
             )
         if self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}; it must be at least 1")
+        if self.max_staleness < 0 or self.critic_warmup < 0:
+            raise ValueError("max_staleness and critic_warmup count updates and iterations; both must be at least 0")
+        if self.max_staleness and self.loss != "decoupled_ppo":
+            raise ValueError(
+                f"max_staleness is {self.max_staleness}, so samples are of older weights, but loss {self.loss} takes "
+                "them for those of the current ones; use loss: decoupled_ppo"
+            )
         if self.needs_groups and self.group_size < 2:
             raise ValueError(
                 f"advantage {self.advantage} compares attempts within a group, but group_size is {self.group_size}; "
@@ -98,7 +109,9 @@ class Samples(TensorClass):
     inputs TensorDict [N]; tokens, logprobs [N, C, D]; valid bool [N, C]: the actions that count in the loss.
     advantages [N, C] (reward level action) or [N] (chunk). returns, state_values [N, V].
     trajectory int64 [N]: which episode a decision belongs to. length int64 [N]: how many terms of the policy loss that
-    episode has in this rollout. order int64 [N]: a decision's place among those of all workers, whoever it came from.
+    episode has in this rollout. version int64 [N]: of the weights that decided. proximal_logprobs [N, C, D]: of the
+    tokens under the weights before the update; those of acting until the learner recomputes them.
+    order int64 [N]: a decision's place among those of all workers, whoever it came from.
     """
 
     inputs: TensorDict
@@ -111,6 +124,8 @@ class Samples(TensorClass):
     trajectory: torch.Tensor
     length: torch.Tensor
     order: torch.Tensor
+    version: torch.Tensor
+    proximal_logprobs: torch.Tensor
 
 
 def check_levels(options: AlgorithmConfig, chunk: int, value: str) -> None:
@@ -195,6 +210,8 @@ def make_samples(
         trajectory=_episode_numbers(trajectory),
         order=torch.arange(decisions).unsqueeze(1) * _MANY_ENVS + trajectory.env_ids,
         length=torch.ones(decisions, envs, dtype=torch.int64),
+        version=trajectory.versions,
+        proximal_logprobs=trajectory.logprobs,
         batch_size=[decisions, envs],
     ).flatten(0, 1)
     mask = levels.mask_to(samples.valid, options.logprob_level, samples.tokens.shape[-1])
@@ -296,31 +313,30 @@ class EmbodiedLoss:
         logprobs = levels.sum_to(evaluation.logprobs, batch.valid, options.logprob_level)
         old_logprobs = levels.sum_to(batch.logprobs, batch.valid, options.logprob_level)
         advantages = self._spread_advantages(batch)
-        lengths = self._lengths(batch, mask)
-        common: dict[str, Any] = {"clip": options.clip()}
-        if options.loss == "ppo":
-            result = algorithms.ppo(logprobs, old_logprobs, advantages, mask, **common)
+        if options.loss == "decoupled_ppo":
+            proximal = levels.sum_to(batch.proximal_logprobs, batch.valid, options.logprob_level)
+            cap = options.behaviour_weight_cap
+            result = algorithms.decoupled_ppo(
+                logprobs, old_logprobs, proximal, advantages, mask, clip=options.clip(), behaviour_weight_cap=cap
+            )
         else:
+            result = algorithms.ppo(logprobs, old_logprobs, advantages, mask, clip=options.clip())
+        lengths = self._lengths(batch, mask)
+        loss = aggregate(result.policy.terms, mask, options.aggregation, denominators.policy, lengths=lengths)
+        statistics = dict(result.statistics)
+        if options.needs_values:
             assert evaluation.value is not None
-            result = algorithms.ppo_actor_critic(
-                logprobs,
-                old_logprobs,
-                advantages,
-                mask,
+            value, value_statistics = algorithms.value_terms(
                 evaluation.value,
                 batch.state_values,
                 batch.returns,
                 self._value_mask(batch),
                 value_clip=options.value_clip,
                 huber_delta=options.huber_delta,
-                **common,
             )
-        loss = aggregate(result.policy.terms, mask, options.aggregation, denominators.policy, lengths=lengths)
-        if result.value is not None:
-            terms, value_mask = result.value.terms, result.value.mask
-            share = aggregate(terms, value_mask, Aggregation.TOKEN_MEAN, denominators.value)
+            share = aggregate(value.terms, value.mask, Aggregation.TOKEN_MEAN, denominators.value)
             loss = loss + options.value_coefficient * share
-        statistics = dict(result.statistics)
+            statistics |= value_statistics
         entropy_mask = self._mask(batch, options.entropy_level)
         entropy = levels.sum_to(evaluation.entropy, batch.valid, options.entropy_level)
         statistics["policy/entropy"] = Mean.of(entropy.detach(), entropy_mask)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from embodied.interaction.assignments import TrainingAssignments
-from embodied.interaction.messages import Decision, Question, Rollout
+from embodied.interaction.messages import Collected, Decision, FinishedEpisode, Question, Rollout
 from embodied.interaction.trajectory import Trajectory, TrajectoryBuilder
 from embodied.scheduler import Input, Output, Worker, WorkerContext
 from embodied.scheduler.routing import balanced_range
@@ -37,20 +37,6 @@ class EnvWorkerOptions:
     env: EnvConfig
     group_size: int = 1
     fresh: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class FinishedEpisode:
-    """One finished episode: its assignment (task, initial state, seed), length in control steps, sum of rewards,
-    and whether it succeeded at any step and at its last."""
-
-    task: int
-    initial_state: int
-    seed: int
-    length: int
-    returns: float
-    success_once: bool
-    success_at_end: bool
 
 
 class EnvWorker(Worker):
@@ -83,9 +69,8 @@ class EnvWorker(Worker):
         if hasattr(self, "env"):
             self.env.close()
 
-    async def collect(self, rollout: Rollout) -> list[FinishedEpisode]:
-        """Act for `rollout.decisions` decisions in every environment, hand the trajectory on, and return the episodes
-        that finished meanwhile."""
+    async def collect(self, rollout: Rollout) -> Collected:
+        """Act for `rollout.decisions` decisions in every environment and hand the trajectory on."""
         if self.options.fresh or self._observation is None:
             self._observation = self._start_episodes()
         builder = TrajectoryBuilder(rollout.decisions, self.env.num_envs)
@@ -96,9 +81,10 @@ class EnvWorker(Worker):
         )
         self._observation = _join(ends)
         await self.questions.end()
-        await self.trajectories.put(builder.finish(), key=self.context.rank)
+        trajectory = builder.finish()
+        await self.trajectories.put(trajectory, key=self.context.rank)
         await self.trajectories.end()
-        return self._episodes
+        return Collected(tuple(self._episodes), int(trajectory.valid.sum()))
 
     async def _collect_slot(
         self, slot: int, rollout: Rollout, builder: TrajectoryBuilder, observation: Observation

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from embodied.interaction.env_worker import FinishedEpisode
+from embodied.interaction.messages import FinishedEpisode
 from embodied.runs.metrics import wilson_interval
 
 

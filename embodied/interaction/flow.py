@@ -24,5 +24,5 @@ def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
     flow.edge(env.questions, policy.questions)
     flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
     flow.edge(env.trajectories, learner.trajectories, route=Route.SPLIT)
-    flow.weights(learner, policy)
+    flow.weights(learner, policy, apart=recipe.algorithm.max_staleness > 0)
     return flow

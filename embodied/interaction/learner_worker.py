@@ -118,10 +118,13 @@ class LearnerWorker(Worker):
             )
         else:
             torch.manual_seed(derive_seed(self.context.seed, "learn", self.context.rank, iteration))  # dropout
-            device = self.context.device
+            samples, idle = samples.to(self.context.device), idle.to(self.context.device)
+            record |= self._check_staleness(samples)
+            if self.options.algorithm.loss == "decoupled_ppo":
+                with self.timed("proximal"):
+                    self._recompute_proximal(samples, idle, everywhere)
             with self.timed("update"):
-                update = self._epochs(samples.to(device), idle.to(device), everywhere, iteration)
-            record = statistics.merge(record, update)
+                record = statistics.merge(record, self._epochs(samples, idle, everywhere, iteration))
             self.version += 1
         metrics = statistics.report(statistics.all_reduce(record, ranks))
         warnings += self._warnings
@@ -199,6 +202,10 @@ class LearnerWorker(Worker):
         """Before the first step of an iteration, acting and learning must agree about what was drawn."""
         mask = part.valid.unsqueeze(-1).expand_as(part.logprobs)
         logprobs = evaluation.logprobs.float()
+        if self.options.algorithm.loss == "decoupled_ppo":
+            alarms.require_ratio_one(logprobs, part.proximal_logprobs, mask, tolerance=_RATIO_TOLERANCE)
+            # those of the current weights must also agree with what acted
+            mask = mask & (part.version == self.version).reshape(-1, 1, 1)
         if self.options.learner.precision == "float32":
             alarms.require_ratio_one(logprobs, part.logprobs, mask, tolerance=_RATIO_TOLERANCE)
         else:
@@ -209,6 +216,34 @@ class LearnerWorker(Worker):
             "policy/logprob_gap": statistics.Mean.of(gap, mask),
             "policy/logprob_gap_max": statistics.Maximum.of(gap, mask),
         }
+
+    def _check_staleness(self, samples: Samples) -> dict[str, Statistic]:
+        """How many updates behind each sample's weights were; never more than allowed."""
+        age = (self.version - samples.version).float()
+        everyone = torch.ones_like(age, dtype=torch.bool)
+        worst, allowed = int(age.max()) if len(age) else 0, self.options.algorithm.max_staleness
+        if worst > allowed or (len(age) and int(age.min()) < 0):
+            raise CorrectnessAlarm(
+                f"samples of weights {worst} update(s) behind came to be learnt from, but algorithm.max_staleness is "
+                f"{allowed}: weights were not published, or a rollout was handed on twice"
+            )
+        return {
+            "rollout/staleness": statistics.Mean.of(age, everyone),
+            "rollout/staleness_max": statistics.Maximum.of(age, everyone),
+        }
+
+    @torch.no_grad()
+    def _recompute_proximal(self, samples: Samples, idle: Samples, everywhere: torch.Tensor) -> None:
+        """Log-probabilities under the weights before the update, micro-batch by micro-batch; every rank alike often."""
+        size = self.options.learner.micro_batch or max(len(samples), 1)
+        largest = int(everywhere[:, 1].bincount().max())
+        pieces = list(samples.split(size)) if len(samples) else []
+        found = []
+        for part in [*pieces, *[idle] * (-(-largest // size) - len(pieces))]:
+            evaluation = self.policy.evaluate(part.inputs, part.tokens, self.options.algorithm.sampling)
+            found.append(evaluation.logprobs.float())
+        if pieces:
+            samples.proximal_logprobs = torch.cat(found[: len(pieces)])
 
     def _saturation(self, trajectory: Trajectory) -> str | None:
         interface = self.interface

@@ -27,6 +27,28 @@ class Rollout:
 
 
 @dataclasses.dataclass(frozen=True)
+class FinishedEpisode:
+    """One finished episode: its assignment (task, initial state, seed), length in control steps, sum of rewards,
+    and whether it succeeded at any step and at its last."""
+
+    task: int
+    initial_state: int
+    seed: int
+    length: int
+    returns: float
+    success_once: bool
+    success_at_end: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Collected:
+    """What a rollout amounted to: the episodes that finished in it, and control steps executed within episodes."""
+
+    episodes: tuple[FinishedEpisode, ...]
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Question:
     """What B environments of one slot show, for the policy to decide on.
 

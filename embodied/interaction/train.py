@@ -19,11 +19,11 @@ import yaml
 from embodied import __version__
 from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, SimulatorError
 from embodied.interaction.assignments import evaluation_assignments
-from embodied.interaction.env_worker import FinishedEpisode
 from embodied.interaction.evaluation import EvaluationResult, episode_metrics
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.learner_worker import Update
-from embodied.interaction.messages import Rollout
+from embodied.interaction.messages import Collected, Rollout
+from embodied.interaction.overlap import Iteration, iterations
 from embodied.interaction.placement import make_plan
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.recording import Recording, film, recording_env
@@ -80,6 +80,7 @@ class TrainingRun:
         self.progress = Progress()
         self._clock = time.monotonic()
         self._warned: dict[str, int] = {}
+        self.version = 0  # of the learner's weights
 
     async def start(self) -> None:
         """Refuse a goal that this environment cannot have, fit the devices' memory, and share the first weights."""
@@ -93,29 +94,37 @@ class TrainingRun:
         if swapping:
             self.screen.say(f"memory: {', '.join(swapping)} leave their device between turns")
         self.folder.plan.write_text(self.system.plan.to_json())
-        await self.publish(0)
+        await self.publish()
 
-    async def collect(self) -> list[FinishedEpisode]:
+    async def collect(self, iteration: int) -> Collected:
         """Let the policy act for one rollout."""
         recipe = self.recipe
-        rollout = Rollout(self.progress.iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
+        rollout = Rollout(iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
         async with self.system.turn("env", "policy"):
             finished, _ = await self.system.together(
                 self.env.call("collect", rollout), self.policy.call("act", rollout)
             )
-        return [episode for part in finished for episode in part]
+        episodes = tuple(episode for part in finished for episode in part.episodes)
+        return Collected(episodes, sum(part.steps for part in finished))
 
-    async def learn(self) -> Update:
+    async def learn(self, iteration: int) -> Update:
         """Improve the policy with what was collected."""
         async with self.system.turn("learner"):
-            update: Update = (await self.learner.call("learn", self.progress.iteration))[0]
-        await self.publish(update.version)
+            update: Update = (await self.learner.call("learn", iteration))[0]
+        self.version = update.version
         return update
 
-    async def publish(self, version: int) -> None:
+    async def publish(self) -> None:
         """Let the policy act with the learner's weights."""
         async with self.system.turn("policy", "learner"):
-            await self.system.sync_weights(version)
+            await self.system.sync_weights(self.version)
+
+    def due(self) -> int:
+        """How many iterations may pass before the next evaluation, checkpoint or limit has its turn."""
+        done, recipe = self.progress.iteration, self.recipe
+        ahead = [every - done % every for every in (recipe.evaluation.every, recipe.checkpoint.every) if every]
+        left = recipe.goal.env_steps - self.progress.env_steps
+        return max(1, min([*ahead, -(-left // recipe.steps_per_iteration)]))
 
     async def evaluate(self) -> EvaluationResult:
         """Play the evaluation episodes with the current weights."""
@@ -151,6 +160,8 @@ class TrainingRun:
                 )
             async with self.system.turn(name):
                 await group.scatter("load_state_dict", parts)
+        self.version = state["workers"]["learner"][0]["version"]
+        await self.publish()
 
     def note_evaluation(self, result: EvaluationResult) -> None:
         """Remember the best, the last, and how often in a row the goal was met."""
@@ -208,36 +219,42 @@ class TrainingRun:
 async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tuple[str, str]:
     """The order of events. Returns status and reason."""
     recipe, progress = run.recipe, run.progress
+    staleness = recipe.algorithm.max_staleness
     if not resumed:
-        result = await run.evaluate()
-        run.note_evaluation(result)
+        run.note_evaluation(await run.evaluate())
         metrics_log.write(0, 0, run.seconds(), progress.last)
     while (end := run.over()) is None:
-        await run.system.take_times()
+        metrics: dict[str, float] = {}
+        steps = iterations(progress.iteration, run.due(), staleness, run.collect, run.learn, run.publish)
+        async for step in steps:
+            if metrics:
+                metrics_log.write(progress.iteration, progress.env_steps, run.seconds(), metrics)
+            metrics = await _account(run, step)
         began = time.perf_counter()
-        episodes = await run.collect()
-        collected = time.perf_counter()
-        update = await run.learn()
-        learnt = time.perf_counter()
-        progress.iteration += 1
-        progress.env_steps += recipe.steps_per_iteration
-        run.warn(update.warnings)
-        metrics = episode_metrics(episodes, run.spec.has_success) | update.metrics
-        metrics |= {"time/rollout_s": collected - began, "time/learn_s": learnt - collected}
-        metrics |= _stage_times(await run.system.take_times())
         due = recipe.evaluation.every and progress.iteration % recipe.evaluation.every == 0
         if due or (run.over() is not None and recipe.goal.at_least is None):
-            result = await run.evaluate()
-            run.note_evaluation(result)
-            metrics |= progress.last | {"time/evaluate_s": time.perf_counter() - learnt}
+            run.note_evaluation(await run.evaluate())
+            metrics |= progress.last | {"time/evaluate_s": time.perf_counter() - began}
         metrics_log.write(progress.iteration, progress.env_steps, run.seconds(), metrics)
-        run.screen.update(progress.env_steps, _status(metrics, run.spec.has_success))
         if progress.iteration % recipe.checkpoint.every == 0:
             try:
                 await run.save()
             except CheckpointError as error:
                 run.screen.say(f"  warning: {error} Training goes on.")
     return end
+
+
+async def _account(run: TrainingRun, step: Iteration[Collected, Update]) -> dict[str, float]:
+    """Count the iteration, say how it went, and return its metrics."""
+    progress = run.progress
+    progress.iteration += 1
+    progress.env_steps += step.collected.steps
+    run.warn(step.learnt.warnings)
+    metrics = episode_metrics(step.collected.episodes, run.spec.has_success) | step.learnt.metrics
+    metrics |= {"time/rollout_s": step.rollout_seconds, "time/learn_s": step.learn_seconds}
+    metrics |= _stage_times(await run.system.take_times())
+    run.screen.update(progress.env_steps, _status(metrics, run.spec.has_success))
+    return metrics
 
 
 def make_launcher(recipe: Recipe, flow: Flow, plan: Plan) -> Launcher:

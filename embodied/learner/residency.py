@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import torch
 
-
 # bytes that are on their way to or from the file at once
 _PIECE = 16 << 20
 

@@ -8,7 +8,7 @@ has a deadline whose message names both sides.
 from __future__ import annotations
 
 import asyncio
-import collections
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Hashable
 from typing import Any, Protocol
@@ -16,6 +16,17 @@ from typing import Any, Protocol
 from embodied.errors import ChannelClosed, DeadlineExceeded
 from embodied.scheduler.routing import Route, Router
 from embodied.scheduler.trace import WAIT, Trace
+
+_END = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arrival:
+    """An item, or the end of a round, and who it is from."""
+
+    producer: str
+    key: Hashable
+    item: Any
 
 
 class Channel:
@@ -48,10 +59,9 @@ class Channel:
         self.deadline = deadline
         self.trace = trace
         self.closed: BaseException | None = None
-        self._items: dict[Hashable, collections.deque[Any]] = collections.defaultdict(collections.deque)
-        self._arrivals: collections.deque[Hashable] = collections.deque()  # keys in order of arrival
-        self._count = 0
-        self._ended: set[str] = set()
+        self._arrivals: list[_Arrival] = []  # in order, ends of rounds among them
+        self._count = 0  # items among them
+        self._ended: set[str] = set()  # producers whose end the reader of the current round has passed
         self._changed = asyncio.Condition()
         self._last_put: dict[str, float] = {}
 
@@ -68,8 +78,7 @@ class Channel:
             if self._count >= self.capacity:
                 await self._wait(lambda: self._count < self.capacity, producer, "to put an item", self.consumers)
             self._check_open(producer)
-            self._items[key].append(item)
-            self._arrivals.append(key)
+            self._arrivals.append(_Arrival(producer, key, item))
             self._count += 1
             self._last_put[producer] = time.perf_counter()
             self._changed.notify_all()
@@ -77,44 +86,49 @@ class Channel:
     async def get(self, key: Hashable, consumer: str) -> Any:
         """The oldest item of `key`."""
         async with self._changed:
-            if not self._items[key]:
-                await self._wait(
-                    lambda: bool(self._items[key]), consumer, f"for an item of key {key!r}", self.producers
-                )
+            if self._find(key) is None:
+                what = f"for an item of key {key!r}"
+                await self._wait(lambda: self._find(key) is not None, consumer, what, self.producers)
             self._check_open(consumer)
-            self._arrivals.remove(key)
-            return self._take(key)
+            found = self._find(key)
+            assert found is not None
+            return self._take(found).item
 
     async def get_any(self, consumer: str) -> tuple[Hashable, Any] | None:
-        """The oldest item of any key with its key, or None once every producer has ended the round."""
+        """The oldest item of this round, of any key, with its key; None once every producer has ended the round.
+
+        What a producer puts after its end belongs to its next round and waits for it.
+        """
         async with self._changed:
-            if not self._arrivals and len(self._ended) < len(self.producers):
-                await self._wait(
-                    lambda: bool(self._arrivals) or len(self._ended) == len(self.producers),
-                    consumer,
-                    "for an item",
-                    [p for p in self.producers if p not in self._ended],
-                )
-            self._check_open(consumer)
-            if not self._arrivals:
-                self._ended.clear()
-                return None
-            key = self._arrivals.popleft()
-            return key, self._take(key)
+            while True:
+                found = self._first_of_round()
+                if found is None and len(self._ended) < len(self.producers):
+                    waiting_for = [p for p in self.producers if p not in self._ended]
+                    await self._wait(lambda: self._first_of_round() is not None, consumer, "for an item", waiting_for)
+                    found = self._first_of_round()
+                self._check_open(consumer)
+                if found is None:
+                    self._ended.clear()
+                    return None
+                arrival = self._take(found)
+                if arrival.item is not _END:
+                    return arrival.key, arrival.item
+                self._ended.add(arrival.producer)
 
     async def end(self, producer: str) -> None:
         """This producer puts nothing more in this round."""
         async with self._changed:
-            self._ended.add(producer)
+            self._arrivals.append(_Arrival(producer, None, _END))
             self._changed.notify_all()
 
     async def drain(self) -> list[Any]:
         """Remove and return everything under way, in order of arrival, and forget who ended the round."""
-        items = []
         async with self._changed:
-            while self._arrivals:
-                items.append(self._take(self._arrivals.popleft()))
+            items = [arrival.item for arrival in self._arrivals if arrival.item is not _END]
+            self._arrivals.clear()
             self._ended.clear()
+            self._count = 0
+            self._changed.notify_all()
         return items
 
     async def close(self, reason: BaseException) -> None:
@@ -123,14 +137,20 @@ class Channel:
             self.closed = reason
             self._changed.notify_all()
 
-    def _take(self, key: Hashable) -> Any:
-        queue = self._items[key]
-        item = queue.popleft()
-        if not queue:
-            del self._items[key]
-        self._count -= 1
-        self._changed.notify_all()
-        return item
+    def _find(self, key: Hashable) -> int | None:
+        """Where the oldest item of `key` is."""
+        return next((i for i, a in enumerate(self._arrivals) if a.item is not _END and a.key == key), None)
+
+    def _first_of_round(self) -> int | None:
+        """Where the oldest arrival is whose producer is still in the current round."""
+        return next((i for i, a in enumerate(self._arrivals) if a.producer not in self._ended), None)
+
+    def _take(self, index: int) -> _Arrival:
+        arrival = self._arrivals.pop(index)
+        if arrival.item is not _END:
+            self._count -= 1
+            self._changed.notify_all()
+        return arrival
 
     def _check_open(self, who: str) -> None:
         if self.closed is not None:

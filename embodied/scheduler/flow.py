@@ -67,10 +67,14 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True)
 class WeightEdge:
-    """The target acts with the weights the source trains."""
+    """The target acts with the weights the source trains.
+
+    apart: the target keeps a copy even within one process, because it acts while the source learns.
+    """
 
     source: str
     target: str
+    apart: bool = False
 
 
 class Flow:
@@ -106,9 +110,9 @@ class Flow:
             raise ConfigurationError(f"input {target} already has an edge; an input reads one channel")
         self.edges.append(Edge(source, target, capacity, route))
 
-    def weights(self, source: Stage, target: Stage) -> None:
-        """Declare that `target` acts with the weights of `source`."""
-        self.weight_edges.append(WeightEdge(source.name, target.name))
+    def weights(self, source: Stage, target: Stage, *, apart: bool = False) -> None:
+        """Declare that `target` acts with the weights of `source`; see WeightEdge."""
+        self.weight_edges.append(WeightEdge(source.name, target.name, apart))
 
     def validate(self) -> None:
         """Raise ConfigurationError unless every input of every stage is connected."""

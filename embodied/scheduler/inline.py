@@ -15,6 +15,7 @@ from embodied.scheduler.flow import Flow
 from embodied.scheduler.launcher import Launcher, WorkerGroup, run_operation
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.trace import Trace
+from embodied.scheduler.weights import Bucket, store
 from embodied.scheduler.worker import Worker, WorkerContext
 
 
@@ -94,11 +95,14 @@ class InlineLauncher(Launcher):
                 await worker.close()
 
     async def sync_weights(self, version: int) -> None:
-        """Within one process the tensors are shared, once: nothing is copied."""
+        """Within one process the tensors are shared, once, and nothing is copied unless the edge keeps them apart."""
         for edge in self.flow.weight_edges:
             for worker in self.groups[edge.target].workers:
-                if not self._sharing:
-                    worker.share_weights(self.groups[edge.source].workers[0].weights())
+                weights = self.groups[edge.source].workers[0].weights()
+                if edge.apart:
+                    store(Bucket(version, weights, None), worker.weights())
+                elif not self._sharing:
+                    worker.share_weights(weights)
                 worker.weights_changed(version)
         self._sharing = True
 

@@ -97,7 +97,7 @@ def test_a_trajectory_holds_what_happened(monkeypatch):
                 if t + 1 < 9:
                     assignment = record.assignments[t + 1, env]
         assert record.state_values[9, env, 0] == count
-    assert len(episodes) == int((record.terminated | record.truncated).sum())
+    assert len(episodes.episodes) == int((record.terminated | record.truncated).sum())
 
 
 @pytest.mark.parametrize(("slots", "processes"), [(2, 0), (4, 0), (1, 2), (2, 2)])
@@ -124,7 +124,7 @@ def test_ignored_terminations_end_nothing_and_are_no_ends_to_the_learner(monkeyp
     ((record, episodes),) = collect(monkeypatch, config(ignore_terminations=True), decisions=8)
     assert not bool(record.terminated.any())
     assert bool(record.valid[:6].all())
-    assert all(episode.length == 20 for episode in episodes)
+    assert all(episode.length == 20 for episode in episodes.episodes)
 
 
 def evaluate(monkeypatch, num_envs, episodes, slots=1):

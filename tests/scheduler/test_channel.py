@@ -118,6 +118,28 @@ def test_iteration_ends_when_all_producers_have_ended_and_starts_again_next_roun
     asyncio.run(scenario())
 
 
+def test_rounds_that_overlap_are_told_apart():
+    """A fast producer may be rounds ahead of a slow one, and of the reader."""
+
+    async def scenario():
+        channel, _ = make(producers=("a", "b"), capacity=10)
+        receiver = Receiver(channel, "c")
+        first, second = senders(channel, "a", "b")
+        for number in (1, 2, 3):
+            await first.put(number)
+            await first.end()
+        await second.put(10)
+        await second.end()
+        assert [item for _, item in [entry async for entry in receiver]] == [1, 10]
+        await second.end()
+        assert [item for _, item in [entry async for entry in receiver]] == [2]
+        await second.put(30)
+        await second.end()
+        assert [item for _, item in [entry async for entry in receiver]] == [3, 30]
+
+    asyncio.run(scenario())
+
+
 def test_a_wait_past_its_deadline_names_both_sides_and_what_was_waited_for():
     async def scenario():
         channel, trace = make(producers=("env[0]",), consumers=("policy[0]",), deadline=0.05)

@@ -264,7 +264,7 @@ class Problem:
                         # one block does all the work in turn: k calls for ceil(m / k) items never take less time than
                         # one for m when time is affine in the busiest share, since k ceil(ceil(m / k) / r) >= ceil(m / r)
                         continue
-                    yield from self._cycle_block_rows(unit, places, blocks, slots, rounds, parts)
+                    yield from self._cycle_block_rows(unit, cycle, places, blocks, slots, rounds, parts)
 
     def _slots_can_help(self, unit: Unit, places: tuple[tuple[Kind, str], ...]) -> bool:
         """Whether smaller sub-batches could save memory, or time by a quadratic term."""
@@ -274,6 +274,7 @@ class Problem:
     def _cycle_block_rows(
         self,
         unit: Unit,
+        cycle: CycleProfile,
         places: tuple[tuple[Kind, str], ...],
         blocks: tuple[tuple[str, ...], ...],
         slots: int,
@@ -318,7 +319,8 @@ class Problem:
         per_row = np.stack([t[i] for t, i in zip(block_seconds, index, strict=True)])
         slowest, turn = per_row.max(axis=0), per_row.sum(axis=0) + hops
         base = (rounds - 1) * np.maximum(slots * slowest, turn) + turn + (slots - 1) * slowest
-        can = [stage_costs[s][2] is not None for s in unit.stages]
+        alone = {block[0] for block in blocks if len(block) == 1}
+        can = [stage_costs[s][2] is not None and (s in alone or cycle.unloads == "all") for s in unit.stages]
         for resident in itertools.product(*([(True, False) if c else (True,) for c in can])):
             switching = np.zeros(rows)
             kept, most = np.zeros((rows, len(blocks))), np.zeros((rows, len(blocks)))

@@ -61,6 +61,30 @@ class Cluster:
         if not self.groups:
             raise ValueError("a cluster needs at least one group of nodes")
 
+    def resized(self, accelerators: int | None, nodes: int | None) -> Cluster:
+        """This cluster with another number of accelerators or nodes; the rest of a node stays as it is. Raises
+        ConfigurationError for more than one group, or accelerators that do not divide evenly among the nodes."""
+        if accelerators is None and nodes is None:
+            return self
+        if len(self.groups) != 1:
+            raise ConfigurationError(
+                f"cluster.gpus and cluster.nodes resize a cluster of one node group; this one has {', '.join(self.groups)}. "
+                "Change the groups in the profile file"
+            )
+        ((name, group),) = self.groups.items()
+        per_node = group.accelerators_per_node
+        if nodes is None:
+            nodes = max(1, -(-accelerators // per_node)) if per_node else 1
+        if accelerators is not None:
+            if nodes < 1 or accelerators < nodes or accelerators % nodes:
+                near = [n for n in (accelerators // max(nodes, 1) * nodes, -(-accelerators // max(nodes, 1)) * nodes) if n > 0]
+                raise ConfigurationError(
+                    f"cluster.gpus={accelerators} cannot be divided evenly among cluster.nodes={nodes}. "
+                    f"Nearest valid values of cluster.gpus: {', '.join(map(str, dict.fromkeys(near))) or 1}"
+                )
+            per_node = accelerators // nodes
+        return Cluster(groups={name: dataclasses.replace(group, nodes=nodes, accelerators_per_node=per_node)})
+
 
 @config
 class Measurement:
@@ -196,7 +220,8 @@ class CycleProfile:
     """Stages that ask and answer in turn, in this order.
 
     rounds: turns of one epoch. epochs: of one iteration; as many pieces can be handed on without dividing the items.
-    max_slots: most sub-batches served in turn. lengths: rounds that items stay alive as fractions of `rounds`,
+    max_slots: most sub-batches served in turn. unloads: which stages can be unloaded when the cycle has ended: all, or
+    only those that share their device with no other stage of the cycle. lengths: rounds that items stay alive as fractions of `rounds`,
     increasing to 1, evenly spaced over the items; empty when all live to the end.
     """
 
@@ -204,6 +229,7 @@ class CycleProfile:
     rounds: int
     epochs: int = 1
     max_slots: int = 4
+    unloads: Literal["all", "apart"] = "all"
     lengths: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -21,8 +21,9 @@ from embodied.config import parse
 from embodied.errors import AssetError, ConfigurationError, suggest
 from policies.api import Interface, Policy, PolicyConfig
 
-# the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`
-_KINDS = {"mlp": "policies.mlp"}
+# the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; a module that has
+# a layout of its own on disk also has `save(policy, folder)` and `load(folder)`
+_KINDS = {"mlp": "policies.mlp", "openvla": "policies.openvla", "openvla_oft": "policies.openvla_oft"}
 
 ENTRY_POINTS = "embodied.policies"
 DESCRIPTION = "policy.json"
@@ -60,8 +61,16 @@ def build(name: str | PolicyConfig, interface: Interface, *, seed: int = 0, **op
 
 def save(policy: Policy, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write `policy` so that `load` gives back the same function; `weights`: its whole tensors where it is sharded."""
+    metadata = policy.metadata()
+    module = _module(metadata["kind"])
+    if hasattr(module, "save"):
+        if weights is not None:
+            policy = _rebuild(module, metadata)
+            policy.load_state_dict(weights, strict=True)
+        module.save(policy, folder)
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).write_text(json.dumps(policy.metadata(), indent=2))
+    (folder / DESCRIPTION).write_text(json.dumps(metadata, indent=2))
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights or policy.state_dict()).items()}
     safetensors.torch.save_file(tensors, folder / WEIGHTS)
 
@@ -74,8 +83,9 @@ def load(folder: str | Path) -> Policy:
         raise AssetError(f"{folder} holds no saved policy: there is no {DESCRIPTION} in it")
     metadata = json.loads(description.read_text())
     module = _module(metadata["kind"])
-    options = parse(module.Config, metadata["options"], at="policy")
-    policy = module.build(options, Interface(**_as_tuples(metadata["interface"])), 0)
+    if hasattr(module, "load"):
+        return module.load(folder).eval()
+    policy = _rebuild(module, metadata)
     try:
         policy.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
@@ -83,6 +93,12 @@ def load(folder: str | Path) -> Policy:
             f"the weights in {folder} do not fit the policy that {DESCRIPTION} describes: {error}"
         ) from None
     return policy.eval()
+
+
+def _rebuild(module: ModuleType, metadata: dict[str, Any]) -> Policy:
+    """The policy that a description describes, with fresh weights."""
+    options = parse(module.Config, metadata["options"], at="policy")
+    return module.build(options, Interface(**_as_tuples(metadata["interface"])), 0)
 
 
 def check_interface(policy: Policy, interface: Interface) -> None:

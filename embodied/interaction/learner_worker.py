@@ -254,6 +254,9 @@ class LearnerWorker(Worker):
 
     def export(self, folder: Path) -> None:
         """Save the policy as it acts; every rank must call, the first one writes."""
+        if self.context.world == 1:
+            registry.save(self.policy, folder)
+            return
         weights = {name: full(tensor) for name, tensor in self.policy.state_dict().items()}
         if self.context.rank == 0:
             registry.save(self.policy, folder, weights)

@@ -35,7 +35,7 @@ def make_plan(recipe: Recipe, flow: Flow) -> Plan:
         raise ConfigurationError("cluster.launcher=inline runs in this process; it cannot use cluster.address")
     _check_env_workers(recipe, len(stages["env"].devices))
     why = (
-        "one device: all workers are coroutines of one process and share their weights"
+        "one device: all workers are coroutines of one process"
         if launcher == "inline"
         else f"{cluster.placement} placement on {', '.join(dict.fromkeys(devices))}, a process for every worker"
     )

@@ -104,13 +104,15 @@ def stage_seconds(problem: Problem, work: Work, parts: int) -> dict[str, float]:
     return found
 
 
-def switching_seconds(problem: Problem, work: Work) -> float:
-    """Seconds to unload and load again what does not stay loaded of a work."""
-    return sum(
-        float(costs.switch_seconds(problem.profile.stages[p.stage].on[p.kind], np.array([p.devices]))[0])
-        for p in work.placements
-        if not p.resident
-    )
+def switching_seconds(problem: Problem, work: Work, parts: int) -> float:
+    """Seconds to unload and load again what does not stay loaded of a work on one of `parts` parts of its items."""
+    total = 0.0
+    for p in work.placements:
+        if not p.resident:
+            profile = problem.profile.stages[p.stage]
+            loaded = costs.piece_items(profile.items, parts)
+            total += float(costs.switch_seconds(profile.on[p.kind], np.array([p.devices]), loaded)[0])
+    return total
 
 
 def _work(problem: Problem, work: Work, pieces: int, own: _Own | None) -> Estimate:
@@ -134,16 +136,15 @@ def _work(problem: Problem, work: Work, pieces: int, own: _Own | None) -> Estima
         kept = loaded = extra = 0.0
         for stage in block:
             profile = problem.profile.stages[stage]
-            items, devices = costs.piece_items(profile.items, parts * work.slots), np.array([place.devices])
-            quiet, busy = (
-                float(a[0])
-                for a in costs.memory_fractions(profile.on[place.kind], problem.groups[place.group], place.kind, items, devices)
-            )
+            items, loaded_items = (costs.piece_items(profile.items, n) for n in (parts * work.slots, parts))
+            cost, group, devices = profile.on[place.kind], problem.groups[place.group], np.array([place.devices])
+            fractions = costs.memory_fractions(cost, group, place.kind, items, loaded_items, devices)
+            quiet, busy = (float(fraction[0]) for fraction in fractions)
             loaded, extra = loaded + quiet, max(extra, busy - quiet)
             kept += quiet if at[stage].resident else 0.0
         idle[place.group] = max(idle[place.group], kept)
         running[place.group] = max(running[place.group], loaded + extra)
-    switching = switching_seconds(problem, work)
+    switching = switching_seconds(problem, work, parts)
     total = sum(seconds.values())
     if unit.cycle:
         hops = problem.cycle_hops(unit, work.blocks, parts * work.slots)

@@ -52,21 +52,22 @@ def _shards(devices: np.ndarray) -> np.ndarray:
     return devices // step * step
 
 
-def state_bytes(cost: StageCost, devices: np.ndarray) -> np.ndarray:
-    """Bytes that stay on each device while the stage is idle and loaded."""
+def state_bytes(cost: StageCost, devices: np.ndarray, loaded: int) -> np.ndarray:
+    """Bytes that stay on each device while the stage is idle and loaded with the state of `loaded` items."""
     memory = cost.memory
     parts = _shards(devices) if memory.state == "sharded" else np.full_like(devices, cost.devices_per_replica)
-    return memory.state_bytes / parts
+    share = -(-loaded // (devices // cost.devices_per_replica))
+    return memory.state_bytes / parts + memory.item_state_bytes * share / cost.devices_per_replica
 
 
 def memory_fractions(
-    cost: StageCost, group: NodeGroup, kind: Kind, items: int, devices: np.ndarray
+    cost: StageCost, group: NodeGroup, kind: Kind, items: int, loaded: int, devices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(idle but loaded, running), in fractions of a device, rounded up. A core has no memory of its own: zero, the
+    """(idle but loaded, running), in fractions of a device, rounded up, for calls of `items` out of `loaded`. A core has no memory of its own: zero, the
     host's memory is checked for all stages together."""
     if kind == "cpu":
         return np.zeros(len(devices)), np.zeros(len(devices))
-    idle = state_bytes(cost, devices)
+    idle = state_bytes(cost, devices, loaded)
     alive = -(-items // (devices // cost.devices_per_replica))
     if cost.memory.live_items is not None:
         alive = np.minimum(alive, cost.memory.live_items)
@@ -78,11 +79,11 @@ def _rounded_up(number: np.ndarray, group: NodeGroup) -> np.ndarray:
     return np.ceil(number / group.accelerator_memory_bytes * MEMORY_STEPS - 1e-9) / MEMORY_STEPS
 
 
-def switch_seconds(cost: StageCost, devices: np.ndarray) -> np.ndarray | None:
+def switch_seconds(cost: StageCost, devices: np.ndarray, loaded: int) -> np.ndarray | None:
     """Time to unload the state and load it again; None when it cannot be unloaded or there is none."""
-    if cost.switch is None or cost.memory.state_bytes == 0:
+    if cost.switch is None or cost.memory.state_bytes + cost.memory.item_state_bytes == 0:
         return None
-    return cost.switch.fixed_seconds + 2 * state_bytes(cost, devices) / cost.switch.bytes_per_second
+    return cost.switch.fixed_seconds + 2 * state_bytes(cost, devices, loaded) / cost.switch.bytes_per_second
 
 
 def arrival_lag(arrivals: tuple[float, ...], pieces: int) -> float:

@@ -17,7 +17,7 @@ from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.profile import CycleProfile, EdgeProfile, FlowProfile, Kind
 from embodied.scheduler.planner.schedule import Placement, Work
 
-PIECES = (1, 2, 4, 8, 16, 32, 64)
+PIECES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,8 +240,8 @@ class Problem:
             counts = costs.device_counts(cost, where, kind, items)
             counts = counts[costs.useful(cost, items, counts)]
             time = costs.seconds(cost, where, items, counts)
-            idle, running = costs.memory_fractions(cost, where, kind, items, counts)
-            switch = costs.switch_seconds(cost, counts)
+            idle, running = costs.memory_fractions(cost, where, kind, items, items, counts)
+            switch = costs.switch_seconds(cost, counts, items)
             fits = running <= 1.0
             for resident in (True, False):
                 if not resident and switch is None:
@@ -311,8 +311,9 @@ class Problem:
                 profile = self.profile.stages[stage]
                 items = costs.piece_items(profile.items, parts * slots)
                 total = total + costs.seconds(profile.on[kind], where, items, counts)
-                idle, running = costs.memory_fractions(profile.on[kind], where, kind, items, counts)
-                stage_costs[stage] = (idle, running, costs.switch_seconds(profile.on[kind], counts))
+                loaded = costs.piece_items(profile.items, parts)
+                idle, running = costs.memory_fractions(profile.on[kind], where, kind, items, loaded, counts)
+                stage_costs[stage] = (idle, running, costs.switch_seconds(profile.on[kind], counts, loaded))
             block_seconds.append(total)
         hops = self.cycle_hops(unit, blocks, parts * slots)
         rows = len(index[0])
@@ -406,7 +407,7 @@ class Problem:
                 cost, where = profile.on[kind], self.groups[group]
                 counts = costs.device_counts(cost, where, kind, profile.items)
                 most = counts[-1:]
-                idle = float(costs.state_bytes(cost, most)[0])
+                idle = float(costs.state_bytes(cost, most, profile.items)[0])
                 alive = min(
                     -(-profile.items // (int(most[0]) // cost.devices_per_replica)), cost.memory.live_items or 2**62
                 )

@@ -118,18 +118,20 @@ class TimeModel:
 
 @config
 class MemoryModel:
-    """Bytes of one device. state_bytes: of one replica (replicated) or of all together (sharded), what stays when the
-    stage is idle. working_bytes and item_bytes times the items alive at once come on top while it runs;
-    live_items: most items alive at once (a micro-batch, a cache's room); None keeps all of them."""
+    """Bytes of one device. state_bytes: of one replica (replicated) or of all together (sharded), and item_state_bytes
+    times the items of a replica (simulated environments): what stays when the stage is idle. working_bytes and
+    item_bytes times the items of one call come on top while it runs; live_items: most items of a call in memory at once
+    (a micro-batch, a cache's room); None keeps all of them."""
 
     state_bytes: float = 0.0
     state: Literal["replicated", "sharded"] = "replicated"
     working_bytes: float = 0.0
     item_bytes: float = 0.0
+    item_state_bytes: float = 0.0
     live_items: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "state_bytes", "working_bytes", "item_bytes", "live_items")
+        _at_least(self, 0, "state_bytes", "working_bytes", "item_bytes", "item_state_bytes", "live_items")
 
 
 @config

@@ -74,7 +74,7 @@ def _nothing_fits(problem: Problem, style: Style) -> str:
             need = options.running.max(axis=1).min()
             lines.append(f"{problem.units[unit].name} needs {need:.0%} of a device alone")
     return (
-        f"no{named} plan fits {kinds}: "
+        f"no{named} plan exists for this flow that fits {kinds}: "
         + "; ".join(lines)
         + ". What helps: let stages unload (a `switch` in the profile), "
         "more devices, a smaller micro-batch, LoRA"

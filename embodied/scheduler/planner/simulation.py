@@ -155,7 +155,11 @@ class _Simulation:
 
     def _switching(self, tasks: list[_Task]) -> None:
         """Charge loads and unloads where another work has the device before or after, iterations following each other."""
-        half = {leaf: bounds.switching_seconds(self.problem, work) / 2 for leaf, work in enumerate(self.leaves)}
+        half = {}
+        for task in tasks:
+            cycle = self.problem.units[self.unit(task.work)].cycle
+            parts = self.problem.cycle_share(cycle, task.pieces)[1] if cycle else task.pieces
+            half[task.leaf] = bounds.switching_seconds(self.problem, task.work, parts) / 2
         for order, name in ((tasks, "load"), (tasks[::-1], "unload")):
             last = [np.full(n, -1) for n in self.columns]
             for task in order:  # a first pass finds who comes last: the neighbour of the first task

@@ -53,6 +53,7 @@ def random_profile(seed: int, units: int, devices: int, *, memory: bool, cycle: 
                 working_bytes=draw.uniform(0, 0.2) * 10 * GIB,
                 item_bytes=draw.choice([0.0, 0.3 * GIB]),
                 live_items=draw.choice([None, 4]),
+                item_state_bytes=draw.choice([0.0, 0.2 * GIB]),
             )
         switch = SwitchModel(fixed_seconds=draw.uniform(0, 1), bytes_per_second=draw.uniform(5, 40) * GIB)
         pinned = draw.choice([None, None, ("b",)]) if groups and devices > 1 else None
@@ -161,7 +162,7 @@ class Enumeration:
                 return False
             if cost.max_replicas and p.devices // cost.devices_per_replica > cost.max_replicas:
                 return False
-            if not p.resident and (cost.switch is None or cost.memory.state_bytes == 0):
+            if not p.resident and (cost.switch is None or cost.memory.state_bytes + cost.memory.item_state_bytes == 0):
                 return False
         return True
 
@@ -178,7 +179,7 @@ class Enumeration:
                 return None  # a replica without an item
         # one piece's seconds: what a second pass of the same pieces adds
         found = estimate(self.problem, Pipeline(pieces, work) if pieces > 1 else work)
-        switching = sum(self.switching(p) for p in work.placements if not p.resident)
+        switching = sum(self.switching(p, 1 if streams else pieces, cycle) for p in work.placements if not p.resident)
         seconds = (found.latency - switching) / (1 if streams else pieces)
         resources = tuple(found.resources.get(c, 0) for c in self.problem.columns)
         idle = tuple(found.idle[g] for g in self.problem.memory_groups)
@@ -191,10 +192,11 @@ class Enumeration:
             return resources, (1 / streams + lag) * seconds + switching, seconds / streams, idle, running
         return resources, seconds + switching, seconds, idle, running
 
-    def switching(self, placement: Placement) -> float:
+    def switching(self, placement: Placement, pieces: int, cycle: CycleProfile | None) -> float:
         """Seconds to unload and load a stage's state."""
-        cost = self.problem.profile.stages[placement.stage].on[placement.kind]
-        return float(costs.switch_seconds(cost, np.array([placement.devices]))[0])
+        profile = self.problem.profile.stages[placement.stage]
+        loaded = costs.piece_items(profile.items, max(1, -(-pieces // cycle.epochs)) if cycle else pieces)
+        return float(costs.switch_seconds(profile.on[placement.kind], np.array([placement.devices]), loaded)[0])
 
     def rows(self, unit: int, pieces: int) -> set:
         """A unit that has devices of its own, on one of `pieces` pieces."""

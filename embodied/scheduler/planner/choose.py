@@ -1,0 +1,108 @@
+"""The plan for a profile: the best schedules by the closed formula, simulated, and the best of every other style beside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from embodied.errors import ConfigurationError
+from embodied.scheduler.plan import Plan, StagePlan
+from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.bounds import estimate
+from embodied.scheduler.planner.problem import Problem
+from embodied.scheduler.planner.profile import Cluster, FlowProfile
+from embodied.scheduler.planner.schedule import Schedule, works
+from embodied.scheduler.planner.search import Style, search
+from embodied.scheduler.planner.simulation import Execution, simulate
+
+NEAR = 1.1  # schedules whose formula is within 10 % of the best are simulated
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A schedule with its simulated iteration. bound: seconds by the closed formula."""
+
+    schedule: Schedule
+    bound: float
+    execution: Execution
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of an iteration."""
+        return self.execution.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The best plan, and by style the best of it or why there is none."""
+
+    problem: Problem
+    best: Choice
+    styles: dict[Style, Choice | str]
+
+
+def choose(problem: Problem, style: Style = Style.ANY) -> Choice:
+    """The best schedule. Raises ConfigurationError when nothing fits."""
+    found = search(problem, style)
+    near = [c for c in found if c.seconds <= NEAR * found[0].seconds]
+    choices = [Choice(c.schedule, c.seconds, simulate(problem, c.schedule)) for c in near]
+    return min(choices, key=lambda choice: choice.seconds)
+
+
+def compare(profile: FlowProfile, cluster: Cluster | None = None) -> Comparison:
+    """The best plan beside the best shared, split and mixed ones."""
+    problem = Problem(dataclasses.replace(profile, cluster=cluster) if cluster else profile)
+    styles: dict[Style, Choice | str] = {}
+    for style in (Style.SHARED, Style.SPLIT, Style.MIXED):
+        try:
+            styles[style] = choose(problem, style)
+        except ConfigurationError as error:
+            styles[style] = str(error)
+    # the search over all styles sees no schedule that these do not; what it keeps of each kind can differ
+    choices = [choose(problem), *(c for c in styles.values() if isinstance(c, Choice))]
+    return Comparison(problem, min(choices, key=lambda choice: choice.seconds), styles)
+
+
+def device_name(problem: Problem) -> Callable[[str, str, int], str]:
+    """Names of devices: `cuda:3`, with the node before it where there are several, and `cpu`."""
+    several = sum(group.nodes for group in problem.groups.values()) > 1
+
+    def name(group: str, kind: str, index: int) -> str:
+        where = problem.groups[group]
+        if kind == "cpu":
+            node, device = index // max(1, where.cores_per_node), "cpu"
+        else:
+            node, inside = divmod(index, where.accelerators_per_node)
+            device = f"cuda:{inside}"
+        prefix = f"{group}/" if len(problem.groups) > 1 else ""
+        return f"{prefix}{node}/{device}" if several else device
+
+    return name
+
+
+def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
+    """The choice as a plan that a launcher carries out: one worker an accelerator, one a node for stages on cores."""
+    name = device_name(problem)
+    first = {s.stage: s.first for s in choice.execution.spans if s.what == "run"}
+    stages: dict[str, StagePlan] = {}
+    for work, pieces in works(choice.schedule):
+        members = {stage: block for block in work.blocks for stage in block}
+        for p in work.placements:
+            start = first.get(p.stage, first.get(members.get(p.stage, (p.stage,))[0], 0))
+            devices = [name(p.group, p.kind, start + i) for i in range(p.devices)]
+            stages[p.stage] = StagePlan(
+                devices=tuple(dict.fromkeys(devices)) if p.kind == "cpu" else tuple(devices),
+                granularity=costs.piece_items(problem.profile.stages[p.stage].items, pieces) if pieces > 1 else None,
+                slots=work.slots,
+                resident=p.resident,
+            )
+    inline = all(len(stage.devices) == 1 for stage in stages.values())
+    ordered = {stage: stages[stage] for stage in problem.profile.stages}
+    return Plan(flow=problem.profile.flow, launcher="inline" if inline else "ray", stages=ordered, why=why)
+
+
+def memory_bytes(problem: Problem, choice: Choice) -> dict[str, float]:
+    """Most bytes on one accelerator at any time, by group."""
+    found = estimate(problem, choice.schedule).running
+    return {group: share * problem.groups[group].accelerator_memory_bytes for group, share in found.items()}

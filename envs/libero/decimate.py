@@ -1,9 +1,11 @@
-"""Simplifies the visual meshes of a compiled model in place: software rendering costs by the triangle, not the pixel.
+"""Simplifies what is drawn of a compiled model, in place: software rendering costs by the triangle, not the pixel.
 
 Vertices are merged within the cells of a grid, each group to the point that lies closest to the planes of its faces
 (Lindstrom, "Out-of-core simplification of large polygonal models", SIGGRAPH 2000); vertices that face opposite ways are
 kept apart, so that the two sides of a bowl's wall stay two. Texture coordinates and normals are taken from the nearest
-original faces that look the same way. Meshes that take part in collisions are left alone, so physics does not change.
+original faces that look the same way. Textures of many megapixels, of which a policy's picture shows a fraction, are
+averaged down; they make up most of a scene's graphics memory. Meshes that take part in collisions are left alone, so
+physics does not change.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 TARGET_FACES = 2000
+TARGET_TEXELS = 1024  # along a texture's width
 _ROUNDS = 6  # of fitting the cell's size to the target
 _WELD = 1e-6  # metres
 _STAY = 1e-3  # how strongly a merged vertex is drawn to its group's mean where the planes leave it free
@@ -45,6 +48,24 @@ def simplify_visual_meshes(model: mujoco.MjModel, target: int = TARGET_FACES) ->
     for mesh in range(model.nmesh):
         if mesh not in in_collisions and model.mesh_facenum[mesh] > target:
             _simplify(model, mesh, target)
+
+
+def shrink_textures(model: mujoco.MjModel, target: int = TARGET_TEXELS) -> None:
+    """Average every texture wider than `target` down to it, where its size divides evenly; arrays keep their size.
+
+    Call it before the first MjrContext of the model is made.
+    """
+    for texture in range(model.ntex):
+        width, height = int(model.tex_width[texture]), int(model.tex_height[texture])
+        channels, start = int(model.tex_nchannel[texture]), int(model.tex_adr[texture])
+        factor = width // target
+        if factor < 2 or width % factor or height % factor:
+            continue
+        data = model.tex_data[start : start + width * height * channels]
+        blocks = data.reshape(height // factor, factor, width // factor, factor, channels)
+        small = blocks.mean(axis=(1, 3), dtype=np.float32).round().astype(np.uint8)
+        model.tex_data[start : start + small.size] = small.reshape(-1)
+        model.tex_width[texture], model.tex_height[texture] = width // factor, height // factor
 
 
 def _simplify(model: mujoco.MjModel, mesh: int, target: int) -> None:

@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 
 from envs.libero.arm import ArmIndices, Controller, ExactController, FastController
-from envs.libero.decimate import simplify_visual_meshes
+from envs.libero.decimate import shrink_textures, simplify_visual_meshes
 from envs.libero.pictures import Pictures
 from envs.libero.simulator import Simulator
 
@@ -30,6 +30,7 @@ class Scene:
         self.fast = fast
         if fast:
             simplify_visual_meshes(self.model)
+            shrink_textures(self.model)
         self.body_pos = self.model.body_pos.copy()
         self.body_quat = self.model.body_quat.copy()
         self.users = 0

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,14 +79,16 @@ def quiet() -> Iterator[None]:
 
 
 def _import(assets: Path | None) -> Simulator:
+    drawable = True
     try:
         egl.prepare_mujoco()
     except SimulatorError as error:
-        # state needs no pictures; who asks for pictures is told then
+        # state needs no pictures, and who asks for pictures is told then
         logger.debug("no headless GL: %s", error)
+        drawable = False
     logging.getLogger("robosuite_logs").disabled = True
     try:
-        with quiet(), _no_log_file(), egl.cuda_devices_hidden():
+        with quiet(), _no_log_file(), egl.cuda_devices_hidden(), _gl_named(drawable):
             if assets is not None:
                 _redirect(assets)
             envs = importlib.import_module("libero.libero.envs")
@@ -123,6 +126,23 @@ def _redirect(assets: Path) -> None:
     if missing:
         raise AssetError(f"env.assets={str(assets)!r} has no folder {', '.join(missing)}.")
     package.get_libero_path = lambda key: str(assets / names[key])
+
+
+@contextlib.contextmanager
+def _gl_named(drawable: bool) -> Iterator[None]:
+    """Where nothing can draw, name the one backend with which robosuite loads no GL library when it is imported."""
+    if drawable:
+        yield
+        return
+    wanted = os.environ.get("MUJOCO_GL")
+    os.environ["MUJOCO_GL"] = "glx"
+    try:
+        yield
+    finally:
+        if wanted is None:
+            del os.environ["MUJOCO_GL"]
+        else:
+            os.environ["MUJOCO_GL"] = wanted
 
 
 @contextlib.contextmanager

@@ -128,8 +128,9 @@ class _Search:
         table = table.take(self._in_style(missing))
         if not len(table):
             return None
-        columns = [*table.resources.T, table.latency, table.period, *table.idle.T, *table.running.T]
-        table = table.take(unbeaten(columns if self.style is not Style.MIXED else [*columns, *table.missing.T]))
+        steps = [*table.resources.T, *table.idle.T, *table.running.T]
+        steps += [*table.missing.T] if self.style is Style.MIXED else []
+        table = table.take(unbeaten([table.latency, table.period], steps))
         return table if self.effort is Effort.ALL else table.take(self._sparse_rows(table.resources))
 
     def _sparse_rows(self, resources: np.ndarray) -> np.ndarray:
@@ -239,14 +240,15 @@ class _Search:
     def _unbeaten(self, part: int, table: Table) -> Table:
         if len(table) < 2:
             return table
-        columns = [*table.resources.T, table.latency]
+        times = [table.latency]
         if not np.array_equal(table.period, table.latency):
-            columns.append(table.period)
+            times.append(table.period)
+        columns = [*table.resources.T]
         columns += [*np.maximum(table.idle, self.free_idle[part]).T]
         columns += [*np.maximum(table.running, self.free_running[part]).T]
         if self.style is Style.MIXED:
             columns += [*table.missing.T]
-        return table.take(unbeaten(columns))
+        return table.take(unbeaten(times, columns))
 
     # -- rows of several units
 

@@ -44,8 +44,43 @@ def stack(tables: list[Table]) -> Table:
     return Table(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in dataclasses.fields(Table)))
 
 
-def unbeaten(columns: list[np.ndarray]) -> np.ndarray:
-    """Indices of rows that no other row is at most as high as in every column; one of equal rows stays."""
+MANY = 512
+
+
+def unbeaten(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:
+    """Indices of rows that no other row is at most as high as in every column; one of equal rows stays.
+
+    times: one or two columns of many different values. steps: columns of few (devices, rounded memory)."""
+    if len(times[0]) > MANY:
+        # among rows of equal steps only the times decide: a sort instead of a comparison with every other row
+        few = _within_groups(times, steps)
+        return few[_unbeaten([*times, *steps], few)]
+    return _unbeaten([*times, *steps], np.arange(len(times[0])))
+
+
+def _within_groups(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:
+    group = np.zeros(len(times[0]), int)
+    for column in steps:
+        values, index = np.unique(column, return_inverse=True)
+        group = group * len(values) + index
+        if len(values) > 1:
+            group = np.unique(group, return_inverse=True)[1]  # small again: no overflow
+    order = np.lexsort((*times[::-1], group))
+    group, last = group[order], times[-1][order]
+    new = np.ones(len(order), bool)
+    new[1:] = group[1:] != group[:-1]
+    if len(times) == 1:
+        return order[new]
+    # the lowest of the last column so far in each group: ranks keep groups apart in one running minimum
+    rank = np.unique(last, return_inverse=True)[1] - group * (len(last) + 1)
+    lowest = np.minimum.accumulate(rank)
+    keep = new.copy()
+    keep[1:] |= rank[1:] < lowest[:-1]
+    return order[keep]
+
+
+def _unbeaten(columns: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    columns = [column[rows] for column in columns]
     columns = [c for c in columns if len(c) and c.min() != c.max()]
     if not columns:
         return np.array([0])

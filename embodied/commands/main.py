@@ -13,7 +13,7 @@ import sys
 from embodied import __version__
 from embodied.errors import EXIT_FAILED, EXIT_INTERRUPTED, EmbodiedError
 
-VERBS = ("train", "resume", "eval", "record", "report", "recipes", "doctor")
+VERBS = ("train", "resume", "eval", "record", "plan", "report", "recipes", "doctor")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -37,12 +37,14 @@ class Skill:
 _BY_THE_RIM = (0.0, 0.045, 0.03)
 
 _BOWL_ONTO = Skill(grasp=_BY_THE_RIM, lift=0.15, release=0.04)
+_BOWL_UP_ONTO = Skill(grasp=_BY_THE_RIM, lift=0.35, release=0.06)
 _INTO_BASKET = Skill(grasp=(0.0, 0.0, 0.0), lift=0.25, release=0.18)
 _INTO_BOWL = Skill(grasp=(0.0, 0.0, 0.0), lift=0.2, release=0.1)
 
 SKILLS: dict[tuple[str, str], Skill] = {
     ("akita_black_bowl", "plate"): _BOWL_ONTO,
     ("akita_black_bowl", "flat_stove"): _BOWL_ONTO,
+    ("akita_black_bowl", "wooden_cabinet_1_top_side"): _BOWL_UP_ONTO,
     ("cream_cheese", "akita_black_bowl"): _INTO_BOWL,
     **{
         (thing, "basket"): _INTO_BASKET
@@ -60,7 +62,7 @@ SKILLS: dict[tuple[str, str], Skill] = {
         )
     },
 }
-"""(object, target) -> how, for goals of the form On or In with a single object."""
+"""(kind of object, beginning of the target's name) -> how, for goals of the form On or In with a single object."""
 
 
 _BEYOND = ("in_the_top_drawer", "on_the_ramekin")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from envs.conformance import check
 from envs.libero.batch import LiberoBatch
 from envs.libero.config import LiberoConfig
 from envs.libero.experts import Expert, can_solve
+from envs.libero.factory import make_batch
 from tests.envs.libero.conftest import all_rows, assign, everyone
 
 
@@ -196,3 +199,38 @@ def test_nothing_is_asked_and_nothing_is_said_on_stderr() -> None:
 def test_the_conformance_suite_passes_here_and_in_worker_processes(mode: str) -> None:
     config = LiberoConfig(id="libero/libero_goal", mode=mode, num_envs=4, slots=2, processes=2, image_size=32)
     check(dataclasses.replace(config, episode_steps=8))
+
+
+def test_assets_may_lie_in_another_folder(tmp_path: Path) -> None:
+    """A process of its own: LIBERO binds its asset folder when it is imported."""
+    paths = importlib.import_module("libero.libero").get_default_path_dict()
+    for name, key in (("bddl_files", "bddl_files"), ("init_files", "init_states"), ("assets", "assets")):
+        (tmp_path / name).symlink_to(Path(paths[key]).resolve())
+    program = (
+        "import torch\n"
+        "from envs.api import Assignments\n"
+        "from envs.libero.config import LiberoConfig\n"
+        "from envs.libero.factory import make_batch\n"
+        f"b = make_batch(LiberoConfig(id='libero/libero_goal:0', cameras=(), assets={str(tmp_path)!r}), 1)\n"
+        "b.reset(torch.tensor([0]), Assignments.unstack(torch.tensor([[0, 0, 0]])))\n"
+        "print(b.task_of(0)._env._arena_xml)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_resets_and_pictures() -> None:
+    batch = make_batch(LiberoConfig(id="libero/libero_goal", mode="fast", image_size=48), 2)
+    sizes = []
+    for index in range(600):
+        batch.reset(all_rows(batch), assign((index % 10, index % 7, index % 11), (0, index % 5, 1)))
+        batch.observe()
+        if index in (200, 599):
+            status = Path("/proc/self/statm").read_text()
+            sizes.append(int(status.split()[1]) * 4096 / 2**20)
+    batch.close()
+    assert sizes[1] - sizes[0] < 40

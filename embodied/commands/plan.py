@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
         [
             "embodied plan paper/maniskill_openvla",
             "embodied plan paper/maniskill_openvla cluster.gpus=32 --compare --picture plan.svg",
-            "embodied plan maniskill_ppo_openvla --profile my_profile.json cluster.gpus=64 cluster.nodes=8",
+            "embodied plan maniskill_ppo_openvla cluster.gpus=64 cluster.nodes=8 --profile my_profile.json",
             "embodied plan paper/grpo_qwen3_30b_a3b cluster.gpus=128 --output plan.json",
             "embodied plan --profiles                                   # the profiles that ship",
         ],
@@ -52,9 +52,13 @@ def run(args: argparse.Namespace) -> int:
     size = cluster_size(args.overrides)
     for target in filter(None, (args.picture, args.output)):
         if not target.absolute().parent.is_dir():
-            raise ConfigurationError(f"{target} cannot be written: the folder {target.absolute().parent} does not exist")
+            raise ConfigurationError(
+                f"{target} cannot be written: the folder {target.absolute().parent} does not exist"
+            )
     if args.picture and args.picture.suffix not in picture.FORMATS:
-        raise ConfigurationError(f"{args.picture} cannot be drawn: its name must end in one of {', '.join(picture.FORMATS)}")
+        raise ConfigurationError(
+            f"{args.picture} cannot be drawn: its name must end in one of {', '.join(picture.FORMATS)}"
+        )
     profile = load_profile(args.profile or find_profile(args.recipe))
     comparison = compare(profile, profile.cluster.resized(*size))
     print(explain.report(comparison, alternatives=args.compare))

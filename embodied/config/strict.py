@@ -59,11 +59,19 @@ def _describe(record: type, fault: dict[str, Any], at: str) -> str:
 
 
 def _keys_at(record: type, path: list[str]) -> list[str]:
-    """The field names of the record nested at `path` inside `record`."""
+    """The field names of the record nested at `path` inside `record`; a name may be a key of a dict or an index."""
     for name in path:
-        target = typing.get_type_hints(record).get(name) if dataclasses.is_dataclass(record) else None
-        nested = [t for t in (target, *typing.get_args(target)) if dataclasses.is_dataclass(t)]
+        if dataclasses.is_dataclass(record):
+            target = typing.get_type_hints(record).get(name)
+        else:
+            target = (typing.get_args(record) or (None,))[-1 if typing.get_origin(record) is dict else 0]
+        choices = [target, *typing.get_args(target)] if not _is_container(target) else [target]
+        nested = [t for t in choices if dataclasses.is_dataclass(t) or _is_container(t)]
         if not nested:
             return []
         record = nested[0]
     return [f.name for f in dataclasses.fields(record)] if dataclasses.is_dataclass(record) else []
+
+
+def _is_container(target: object) -> bool:
+    return typing.get_origin(target) in (dict, tuple, list)

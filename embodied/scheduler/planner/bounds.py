@@ -100,7 +100,9 @@ def stage_seconds(problem: Problem, work: Work, parts: int) -> dict[str, float]:
     for p in work.placements:
         profile = problem.profile.stages[p.stage]
         items = costs.piece_items(profile.items, parts)
-        found[p.stage] = float(costs.seconds(profile.on[p.kind], problem.groups[p.group], items, np.array([p.devices]))[0])
+        found[p.stage] = float(
+            costs.seconds(profile.on[p.kind], problem.groups[p.group], items, np.array([p.devices]))[0]
+        )
     return found
 
 

@@ -58,7 +58,9 @@ def table(rows: list[tuple[str, ...]], headings: tuple[str, ...]) -> str:
     widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
     lines = [headings, tuple("-" * w for w in widths), *rows]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
 
@@ -82,7 +84,9 @@ def losses(comparison: Comparison) -> dict[Style, str]:
     """By style: how much longer its best plan takes than the chosen one, or why there is none."""
     best = comparison.best.seconds
     return {
-        style: f"{choice.seconds:.1f} s, {choice.seconds / best - 1:+.0%}" if isinstance(choice, Choice) else f"none: {choice}"
+        style: f"{choice.seconds:.1f} s, {choice.seconds / best - 1:+.0%}"
+        if isinstance(choice, Choice)
+        else f"none: {choice}"
         for style, choice in comparison.styles.items()
     }
 
@@ -118,7 +122,9 @@ def _flattest(problem: Problem, choice: Choice) -> str:
                 slower = float(costs.seconds(cost, group, items, half)[0])
                 gains[p.stage] = (slower / now[p.stage], int(half[0]), p.devices)
     busiest = max(choice.execution.spans, key=lambda s: choice.execution.busy(s.stage)).stage
-    share = 1 - choice.execution.idle_share(busiest, next(p.devices for w, _ in works(choice.schedule) for p in w.placements if p.stage == busiest))
+    share = 1 - choice.execution.idle_share(
+        busiest, next(p.devices for w, _ in works(choice.schedule) for p in w.placements if p.stage == busiest)
+    )
     if len(gains) < 2:
         return f"{busiest} keeps its devices busy for {share:.0%} of the iteration"
     flat, steep = min(gains, key=lambda s: gains[s][0]), max(gains, key=lambda s: gains[s][0])
@@ -169,5 +175,9 @@ def report(comparison: Comparison, *, alternatives: bool) -> str:
     if alternatives:
         for style, choice in comparison.styles.items():
             if isinstance(choice, Choice) and choice.schedule != best.schedule:
-                lines += ["", f"best {style.value}: {describe(choice.schedule)}", table(plan_rows(problem, choice), HEADINGS)]
+                lines += [
+                    "",
+                    f"best {style.value}: {describe(choice.schedule)}",
+                    table(plan_rows(problem, choice), HEADINGS),
+                ]
     return "\n".join(lines)

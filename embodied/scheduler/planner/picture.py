@@ -42,7 +42,11 @@ def _draw_one(axis, execution: Execution, colours: dict[str, str]) -> None:
         spans = joined([s for s in execution.spans if (s.group, s.kind) == (group, kind)], execution.seconds)
         for span in spans:
             low, height = base + 0.92 * span.first / capacity, 0.92 * span.count / capacity
-            style = {"color": colours[span.stage]} if span.what == "run" else {"facecolor": "none", "edgecolor": "grey", "hatch": "////"}
+            style = (
+                {"color": colours[span.stage]}
+                if span.what == "run"
+                else {"facecolor": "none", "edgecolor": "grey", "hatch": "////"}
+            )
             axis.broken_barh([(span.begin, span.end - span.begin)], (low, height), linewidth=0, **style)
         labels.append(f"{capacity} {'cores' if kind == 'cpu' else 'accelerators'}\nof {group}")
     axis.set_yticks([i + 0.46 for i in range(len(labels))], labels, fontsize=8)
@@ -60,6 +64,10 @@ def joined(spans: list[Span], seconds: float) -> list[Span]:
         row = found.setdefault((span.stage, span.first, span.count, span.what), [])
         if row and span.begin - row[-1].end < gap:
             last = row.pop()
-            span = Span(*(getattr(last, f) for f in ("stage", "group", "kind", "first", "count", "begin")), max(last.end, span.end), span.what)
+            span = Span(
+                *(getattr(last, f) for f in ("stage", "group", "kind", "first", "count", "begin")),
+                max(last.end, span.end),
+                span.what,
+            )
         row.append(span)
     return [span for row in found.values() for span in row]

@@ -338,9 +338,7 @@ class Problem:
                 most[:, b] += extra
             fits = (most <= 1.0).all(axis=1)
             chosen = [(k, g, c[i][fits]) for (k, g, c), i in zip(per_block, index, strict=True)]
-            yield self._rows(
-                unit, chosen, base[fits], switching[fits], kept[fits], most[fits], resident, blocks, slots
-            )
+            yield self._rows(unit, chosen, base[fits], switching[fits], kept[fits], most[fits], resident, blocks, slots)
 
     def cycle_hops(self, unit: Unit, blocks: tuple[tuple[str, ...], ...], parts: int) -> float:
         """Seconds of hand-overs between the blocks of a cycle in one round of one of `parts` sub-batches."""

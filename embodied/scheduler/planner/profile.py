@@ -77,7 +77,11 @@ class Cluster:
             nodes = max(1, -(-accelerators // per_node)) if per_node else 1
         if accelerators is not None:
             if nodes < 1 or accelerators < nodes or accelerators % nodes:
-                near = [n for n in (accelerators // max(nodes, 1) * nodes, -(-accelerators // max(nodes, 1)) * nodes) if n > 0]
+                near = [
+                    n
+                    for n in (accelerators // max(nodes, 1) * nodes, -(-accelerators // max(nodes, 1)) * nodes)
+                    if n > 0
+                ]
                 raise ConfigurationError(
                     f"cluster.gpus={accelerators} cannot be divided evenly among cluster.nodes={nodes}. "
                     f"Nearest valid values of cluster.gpus: {', '.join(map(str, dict.fromkeys(near))) or 1}"

@@ -260,7 +260,8 @@ class _Search:
         # smaller pieces can save time or memory only through these terms: with affine times, p calls for ceil(m / p)
         # items never take less than one for m, and without bytes of items no piece needs less memory
         repeat = any(
-            cost.time.per_item_squared > 0 or (kind == "accelerator" and cost.memory.item_bytes > 0)
+            cost.time.per_item_squared > 0
+            or (kind == "accelerator" and cost.memory.item_bytes + cost.memory.item_state_bytes > 0)
             for stage in problem.profile.stages.values()
             for kind, cost in stage.on.items()
         )

@@ -259,7 +259,9 @@ class _Simulation:
         order = work.stages
         block_of = {stage: index for index, block in enumerate(work.blocks) for stage in block}
         kind = {p.stage: p.kind for p in work.placements}
-        hop = [self._hop(a, b, parts * work.slots, block_of) for a, b in zip(order, (*order[1:], order[0]), strict=True)]
+        hop = [
+            self._hop(a, b, parts * work.slots, block_of) for a, b in zip(order, (*order[1:], order[0]), strict=True)
+        ]
         seconds = bounds.stage_seconds(self.problem, work, parts * work.slots)
         free = [task.begin] * len(work.blocks)
         # (when it is ready, round, slot, index of the stage): the earliest first
@@ -314,4 +316,3 @@ class _Simulation:
     def _block_span(self, task: _Task, block: int, stage: str, begin: float, end: float, what: str = "run") -> None:
         column, first, count = task.places[block]
         self.spans.append(Span(stage, *self.problem.columns[column], first, count, begin, end, what))
-

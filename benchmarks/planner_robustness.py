@@ -1,0 +1,91 @@
+"""What a wrong profile costs: plans made from noisy profiles, simulated with the true one.
+
+Every time of every stage is multiplied by its own factor from 1 - noise to 1 + noise, as are transfers, weights and
+switching; the plan found with that is simulated with the profile as it is and compared with the plan found without noise.
+
+    python benchmarks/planner_robustness.py [--noise 0.3] [--draws 20] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from embodied.commands.plan import shipped_profiles
+from embodied.scheduler.planner.choose import choose
+from embodied.scheduler.planner.problem import Problem
+from embodied.scheduler.planner.profile import FlowProfile, load_profile
+from embodied.scheduler.planner.simulation import simulate
+
+SIZES = {
+    "paper/maniskill_openvla": (8, 16, 32),
+    "paper/libero_openvla_oft": (8, 16, 32),
+    "paper/grpo_qwen2_5_7b": (64, 128, 256),
+    "paper/grpo_qwen3_30b_a3b": (32, 64, 128),
+    "paper/ppo_qwen2_5_1_5b": (16, 32, 64),
+    "paper/ppo_qwen2_5_7b": (16, 32, 64),
+    "paper/ppo_qwen2_5_14b": (16, 32, 64),
+}
+
+
+def noisy(profile: FlowProfile, source: random.Random, noise: float) -> FlowProfile:
+    """A profile whose times are off by factors drawn from 1 - noise to 1 + noise; memory as it is."""
+
+    def off(record, *names):
+        factor = source.uniform(1 - noise, 1 + noise)
+        return dataclasses.replace(record, **{name: getattr(record, name) * factor for name in names})
+
+    stages = {}
+    for name, stage in profile.stages.items():
+        on = {}
+        for kind, cost in stage.on.items():
+            time = off(cost.time, "fixed", "per_item", "per_item_squared", "per_doubling")
+            switch = off(cost.switch, "fixed_seconds", "bytes_per_second") if cost.switch else None
+            on[kind] = dataclasses.replace(cost, time=time, switch=switch)
+        stages[name] = dataclasses.replace(stage, on=on)
+    edges = tuple(off(edge, "latency_seconds", "seconds_per_item") for edge in profile.edges)
+    weights = tuple(off(weight, "seconds") for weight in profile.weights)
+    return dataclasses.replace(profile, stages=stages, edges=edges, weights=weights)
+
+
+def losses(name: str, devices: int, noise: float, draws: int) -> list[float]:
+    """Throughput lost by each of `draws` plans, as a fraction of that of the plan without noise."""
+    profile = load_profile(shipped_profiles()[name])
+    profile = dataclasses.replace(profile, cluster=profile.cluster.resized(devices, None))
+    truth = Problem(profile)
+    best = choose(truth).seconds
+    found = []
+    for seed in range(draws):
+        plan = choose(Problem(noisy(profile, random.Random(f"{name} {devices} {seed}"), noise)))
+        found.append(1.0 - best / simulate(truth, plan.schedule).seconds)
+    return found
+
+
+def main() -> None:
+    """Print, and write if asked, a table of the throughput lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--noise", type=float, default=0.3)
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    lines = [
+        f"| profile | accelerators | mean loss | worst of {args.draws} |",
+        "|---|---|---|---|",
+    ]
+    for name, sizes in SIZES.items():
+        for devices in sizes:
+            lost = losses(name, devices, args.noise, args.draws)
+            lines.append(f"| {name} | {devices} | {statistics.mean(lost):.1%} | {max(lost):.1%} |")
+            print(lines[-1], flush=True)
+    if args.output:
+        args.output.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -43,6 +43,10 @@ class WorkerError(EmbodiedError):
     """A worker of the flow failed; the cause is chained."""
 
 
+class WorkerDied(WorkerError):
+    """The process of a worker is gone; the run can go on from its latest checkpoint."""
+
+
 class DeadlineExceeded(EmbodiedError):
     """Someone waited longer than allowed; the message names who waited for whom, and for what."""
 

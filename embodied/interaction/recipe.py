@@ -92,6 +92,7 @@ class ClusterConfig:
     placement: shared, split or mixed; see docs/scheduler.md. workers: how many, by stage. devices: which, by stage, one
     a worker, instead of the placement's.
     memory_mib: state (weights, optimiser) that a device may hold at once; above it stages swap. None: no limit.
+    restarts: how often a run starts its workers again, from its latest checkpoint, after the process of one has died.
     threads: of the tensor library in this process. deadline_seconds: how long any single wait may take before it is an
     error."""
 
@@ -102,6 +103,7 @@ class ClusterConfig:
     workers: dict[str, int] = dataclasses.field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     memory_mib: float | None = None
+    restarts: int = 3
     threads: int = 1
     deadline_seconds: float = 600.0
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from embodied import __version__
-from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, SimulatorError
+from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, SimulatorError, WorkerDied
 from embodied.interaction.assignments import evaluation_assignments
 from embodied.interaction.evaluation import EvaluationResult, episode_metrics
 from embodied.interaction.flow import embodied_flow
@@ -299,32 +299,47 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
     result: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
     state = Progress()
 
-    async def main() -> tuple[str, str]:
+    async def attempt(screen: RunProgress, going_on: bool) -> tuple[str, str]:
         nonlocal state
-        limit = recipe.goal.env_steps
-        with RunProgress(folder.log, total=limit, unit="steps") as screen:
-            screen.say(f"run folder: {folder.path}")
-            screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
-            screen.say(f"starting {recipe.env.num_envs} x {recipe.env.id} ...")
-            async with make_launcher(recipe, flow, plan) as system:
-                run = TrainingRun(recipe, folder, system, screen)
+        async with make_launcher(recipe, flow, plan) as system:
+            run = TrainingRun(recipe, folder, system, screen)
+            try:
                 await run.start()
-                checkpoint = run.store.latest() if resume else None
+                checkpoint = run.store.latest() if going_on else None
                 if checkpoint is not None:
                     await run.restore(checkpoint)
                     screen.say(f"resumed after iteration {checkpoint.step} ({run.progress.env_steps:,} steps)")
                 state = run.progress
-                after = None if not resume else run.progress.iteration
                 tensorboard = folder.tensorboard if recipe.logger.tensorboard else None
-                metrics_log = MetricsLog(folder.metrics, tensorboard, after=after)
-                try:
+                with MetricsLog(
+                    folder.metrics, tensorboard, after=state.iteration if going_on else None
+                ) as metrics_log:
                     end = await _loop(run, metrics_log, resumed=checkpoint is not None)
-                    result["checkpoint"] = str((await run.save()).folder)
-                finally:
-                    state = run.progress
-                    metrics_log.close()
-                    await system.write_trace(folder.trace)
-            return end
+                result["checkpoint"] = str((await run.save()).folder)
+                await system.write_trace(folder.trace)
+                return end
+            except EmbodiedError as error:
+                dead = await system.dead()
+                if dead:
+                    raise WorkerDied(f"{', '.join(dead)} died: {error}") from error
+                raise
+
+    async def main() -> tuple[str, str]:
+        with RunProgress(folder.log, total=recipe.goal.env_steps, unit="steps") as screen:
+            screen.say(f"run folder: {folder.path}")
+            screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
+            screen.say(f"starting {recipe.env.num_envs} x {recipe.env.id} ...")
+            going_on = resume
+            for restarts_left in range(recipe.cluster.restarts, -1, -1):
+                try:
+                    return await attempt(screen, going_on)
+                except WorkerDied as error:
+                    if restarts_left == 0:
+                        raise
+                    screen.say(f"  warning: {error}")
+                    screen.say("  starting all workers again, from the latest checkpoint")
+                    going_on = True
+            raise AssertionError("the last attempt returns or raises")
 
     def conclude(status: str, reason: str) -> None:
         result.update(

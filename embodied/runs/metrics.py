@@ -50,6 +50,12 @@ class MetricsLog:
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, env_steps)
 
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Flush and close."""
         self._file.close()

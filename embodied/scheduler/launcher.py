@@ -110,6 +110,10 @@ class Launcher(abc.ABC):
     async def drain(self) -> int:
         """Drop whatever is under way after an abandoned round; returns how many items that was."""
 
+    async def dead(self) -> list[str]:
+        """Names of the workers whose process is gone."""
+        return []
+
     @abc.abstractmethod
     async def take_times(self) -> dict[tuple[str, str, str], float]:
         """Seconds per (worker, what, category) of all workers since the last call."""

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import embodied.errors
-from embodied.errors import ConfigurationError, EmbodiedError, WorkerError
+from embodied.errors import ConfigurationError, EmbodiedError, WorkerDied, WorkerError
 from embodied.scheduler.cluster import Node, Placed, place
 from embodied.scheduler.flow import Flow
 from embodied.scheduler.host import HostedEdge, HostedWorker, Rendezvous, WorkerHost, describe_failure
@@ -89,7 +89,7 @@ class RayGroup(WorkerGroup):
         try:
             done, value = await reference
         except RayActorError as error:
-            raise WorkerError(
+            raise WorkerDied(
                 f"the process of {self.names[rank]} died during {method} {arguments[:1]}: {_reason(error)}"
             ) from None
         except RayError as error:
@@ -308,6 +308,22 @@ class RayLauncher(Launcher):
         counts = await together([group.hosts("drain") for group in self.groups.values()])
         return sum(count for part in counts for count in part)
 
+    async def dead(self) -> list[str]:
+        """Ask every process whether it is there."""
+
+        async def alive(group: RayGroup, rank: int) -> bool:
+            try:
+                await asyncio.wait_for(group.actors[rank].facts.remote(), _ANSWER_SECONDS)
+            except RayActorError:
+                return False
+            except TimeoutError:
+                return True  # busy, not dead
+            return True
+
+        places = [(group, rank) for group in self.groups.values() for rank in range(group.size)]
+        answers = await asyncio.gather(*(alive(group, rank) for group, rank in places))
+        return [group.names[rank] for (group, rank), there in zip(places, answers, strict=True) if not there]
+
     async def take_times(self) -> dict[tuple[str, str, str], float]:
         """From all hosts."""
         parts = await together([group.hosts("take_times") for group in self.groups.values()])
@@ -334,6 +350,7 @@ class RayLauncher(Launcher):
 
 
 _CLOSE_SECONDS = 20.0
+_ANSWER_SECONDS = 5.0
 
 
 def cluster_nodes() -> list[Node]:

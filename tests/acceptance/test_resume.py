@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -95,3 +96,20 @@ def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_does_not(tmp_p
     assert_same_run(folders[0], folders[1], "step_10")
     weights = [learnt(folder / "checkpoints" / "step_10") for folder in folders]
     assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_the_process_of_a_worker_has_died_with_the_bits_of_an_unbroken_one(tmp_path):
+    recipe = [*CARTPOLE, "cluster.launcher=ray"]
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert run("train", *CARTPOLE, f"run.folder={unbroken}").returncode == 0
+    process = subprocess.Popen(
+        command("train", *recipe, f"run.folder={broken}"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for(broken / "checkpoints" / "step_2", process)
+    victim = next(p for p in psutil.Process(process.pid).children(recursive=True) if p.name().startswith("ray::_Host"))
+    victim.kill()
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    assert "starting all workers again" in out
+    assert_same_run(unbroken, broken, "step_10")

@@ -12,10 +12,10 @@ import enum
 from collections.abc import Hashable
 from typing import Any, Self
 
-from embodied.errors import ChannelClosed, DeadlineExceeded, WorkerError
+from embodied.errors import ChannelClosed, DeadlineExceeded, WorkerDied
 
 
-class PeerDied(WorkerError):
+class PeerDied(WorkerDied):
     """The process at the other end of a link is gone without having closed it."""
 
 

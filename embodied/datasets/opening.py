@@ -1,0 +1,26 @@
+"""Which format a folder is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embodied.datasets.dataset import EpisodeDataset
+from embodied.datasets.folder import FolderDataset
+from embodied.datasets.layout import DESCRIPTION
+from embodied.datasets.lerobot import INFO, LeRobotDataset
+from embodied.errors import AssetError
+
+
+def open_dataset(folder: str | Path) -> EpisodeDataset:
+    """The dataset in `folder`: one of ours, or LeRobot's of version 2 or 3. Raises AssetError for anything else."""
+    folder = Path(folder).expanduser()
+    if (folder / DESCRIPTION).is_file():
+        return FolderDataset(folder)
+    if (folder / INFO).is_file():
+        return LeRobotDataset(folder)
+    if not folder.is_dir():
+        raise AssetError(f"there is no dataset folder {folder}; record one with `embodied demos ENV --out {folder}`.")
+    raise AssetError(
+        f"{folder} holds no dataset: neither {DESCRIPTION} (ours) nor {INFO} (LeRobot) is in it. RLDS datasets must be "
+        "converted to LeRobot's format first."
+    )

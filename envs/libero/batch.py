@@ -85,7 +85,8 @@ class LiberoBatch(BatchEnv):
         self._files = chosen_tasks(config)
         self._simulator = load(config.asset_folder)
         prepare = with_distractor_bodies if "distractors" in config.perturb else str
-        self._scenes = SceneCache(fast=config.mode == "fast", prepare=prepare)
+        largest = max(config.image_size, _PEOPLE_SIZE)
+        self._scenes = SceneCache(fast=config.mode == "fast", picture_size=largest, prepare=prepare)
         self._tasks: dict[int, Task] = {}
         self._rows = [_Row() for _ in range(num_envs)]
         self._starts: collections.OrderedDict[tuple[int, int, int], _Start] = collections.OrderedDict()
@@ -142,7 +143,7 @@ class LiberoBatch(BatchEnv):
             row = self._rows[index]
             if row.task is None:
                 raise SimulatorError(f"{self.spec.id}: environment {index} cannot be rendered before its first reset.")
-            self._draw(row, [camera_id(row.task.scene.model, _PEOPLE_CAMERA)], _PEOPLE_SIZE, picture)
+            self._draw(row, [camera_id(row.task.scene.model, _PEOPLE_CAMERA)], picture)
         return torch.from_numpy(pictures[:, 0])
 
     def close(self) -> None:
@@ -256,17 +257,17 @@ class LiberoBatch(BatchEnv):
         for row, pictures in zip(rows, images, strict=True):
             cameras = [camera_id(row.task.scene.model, camera.name) for camera in self.spec.cameras]
             # upright pictures with their columns reversed are the simulator's raw ones rotated by 180 degrees
-            self._draw(row, cameras, size, pictures[:, :, ::-1])
+            self._draw(row, cameras, pictures[:, :, ::-1])
             row.world.add_noise(pictures, row.steps)
         return images
 
-    def _draw(self, row: _Row, cameras: list[int], size: int, out: np.ndarray) -> None:
+    def _draw(self, row: _Row, cameras: list[int], out: np.ndarray) -> None:
         self._bind(row)
         scene = row.task.scene
         for burner, lit in zip(row.task.burners, row.shown_burning, strict=True):
             scene.model.site_rgba[burner.site, 3] = float(lit)
         with row.world.applied():
-            scene.draw(row.arm.seen_qpos, cameras, size, out)
+            scene.draw(row.arm.seen_qpos, cameras, out)
 
     def _fill_privileged(self, row: _Row, out: np.ndarray) -> None:
         model, data = row.task.scene.model, row.data

@@ -20,17 +20,16 @@ class Pictures:
 
     Args:
         model: the compiled scene.
-        size: height and width in pixels of what `draw` returns.
+        largest: height and width in pixels of the largest picture that `draw` will be asked for.
         simplified: no antialiasing, shadows or reflections.
     """
 
-    def __init__(self, model: mujoco.MjModel, size: int, *, simplified: bool) -> None:
+    def __init__(self, model: mujoco.MjModel, largest: int, *, simplified: bool) -> None:
         self._model = model
-        self._size = size
         _gl_context().make_current()
         if simplified:
             model.vis.quality.offsamples = 0
-        model.vis.global_.offwidth = model.vis.global_.offheight = size
+        model.vis.global_.offwidth = model.vis.global_.offheight = largest
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
@@ -43,8 +42,6 @@ class Pictures:
         self._options.geomgroup[_COLLISION_GROUP] = 0
         self._options.geomgroup[_VISUAL_GROUP] = 1
         self._nothing = mujoco.MjvPerturb()
-        self._viewport = mujoco.MjrRect(0, 0, size, size)
-        self._buffer = np.empty((size, size, 3), dtype=np.uint8)
 
     def draw(self, data: mujoco.MjData, camera: int, out: np.ndarray) -> None:
         """Write the picture of a camera into `out` uint8 [H, W, 3], first row at the top.
@@ -61,9 +58,11 @@ class Pictures:
             mujoco.mjtCatBit.mjCAT_ALL,
             self._scene,
         )
-        mujoco.mjr_render(self._viewport, self._scene, self._context)
-        mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
-        out[:] = self._buffer[::-1]
+        viewport = mujoco.MjrRect(0, 0, out.shape[1], out.shape[0])
+        mujoco.mjr_render(viewport, self._scene, self._context)
+        pixels = np.empty(out.shape, dtype=np.uint8)
+        mujoco.mjr_readPixels(pixels, None, viewport, self._context)
+        out[:] = pixels[::-1]
 
     def make_current(self) -> None:
         """Claim the process's GL context, which another scene's pictures may have used with other buffers."""

@@ -25,7 +25,8 @@ _KEPT_IDLE = 4
 class Scene:
     """A compiled model. Fixture poses, and whatever else `bind` sets, are those of the environment whose turn it is."""
 
-    def __init__(self, xml: str, fast: bool) -> None:
+    def __init__(self, xml: str, fast: bool, picture_size: int) -> None:
+        self._picture_size = picture_size
         self.model = mujoco.MjModel.from_xml_string(xml)
         self.fast = fast
         if fast:
@@ -36,7 +37,7 @@ class Scene:
         self.users = 0
         self.bound: object | None = None
         self._controller: Controller | None = None
-        self._pictures: dict[int, Pictures] = {}
+        self._pictures: Pictures | None = None
         self._drawn: mujoco.MjData | None = None
 
     def controller(self, robot: Any, simulator: Simulator) -> Controller:
@@ -48,8 +49,11 @@ class Scene:
             )
         return self._controller
 
-    def draw(self, qpos: np.ndarray, cameras: list[int], size: int, out: np.ndarray) -> None:
-        """Write what the cameras show with the joints at `qpos` into `out` uint8 [V, size, size, 3], top row first."""
+    def draw(self, qpos: np.ndarray, cameras: list[int], out: np.ndarray) -> None:
+        """Write what the cameras show with the joints at `qpos` into `out` uint8 [V, H, W, 3], top row first.
+
+        H and W are at most `picture_size`.
+        """
         if self._drawn is None:
             self._drawn = mujoco.MjData(self.model)
         data = self._drawn
@@ -57,18 +61,17 @@ class Scene:
         mujoco.mj_kinematics(self.model, data)
         mujoco.mj_comPos(self.model, data)
         mujoco.mj_camlight(self.model, data)
-        pictures = self._pictures.get(size)
-        if pictures is None:
-            pictures = self._pictures[size] = Pictures(self.model, size, simplified=self.fast)
-        pictures.make_current()
+        if self._pictures is None:
+            self._pictures = Pictures(self.model, self._picture_size, simplified=self.fast)
+        self._pictures.make_current()
         for picture, camera in zip(out, cameras, strict=True):
-            pictures.draw(data, camera, picture)
+            self._pictures.draw(data, camera, picture)
 
     def close(self) -> None:
         """Free the graphics memory."""
-        for pictures in self._pictures.values():
-            pictures.close()
-        self._pictures = {}
+        if self._pictures is not None:
+            self._pictures.close()
+            self._pictures = None
 
 
 class SceneCache:
@@ -76,11 +79,13 @@ class SceneCache:
 
     Args:
         fast: simplify what is drawn.
+        picture_size: height and width of the largest picture that will be drawn.
         prepare: changes a scene's XML before it is compiled.
     """
 
-    def __init__(self, fast: bool, prepare: Callable[[str], str]) -> None:
+    def __init__(self, fast: bool, picture_size: int, prepare: Callable[[str], str]) -> None:
         self._fast = fast
+        self._picture_size = picture_size
         self._prepare = prepare
         self._scenes: collections.OrderedDict[bytes, Scene] = collections.OrderedDict()
 
@@ -88,7 +93,7 @@ class SceneCache:
         """The scene of an XML text, compiled if need be (0.2 to 1 s)."""
         key = hashlib.sha256(xml.encode()).digest()
         if key not in self._scenes:
-            self._scenes[key] = Scene(self._prepare(xml), self._fast)
+            self._scenes[key] = Scene(self._prepare(xml), self._fast, self._picture_size)
         self._scenes.move_to_end(key)
         return self._scenes[key]
 

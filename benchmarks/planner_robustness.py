@@ -1,7 +1,7 @@
 """What a wrong profile costs: plans made from noisy profiles, simulated with the true one.
 
 Every time of every stage is multiplied by its own factor from 1 - noise to 1 + noise, as are transfers, weights and
-switching; the plan found with that is simulated with the profile as it is and compared with the plan found without noise.
+switching; the plan found with that is simulated with the profile as it is and compared with the plan found without.
 
     python benchmarks/planner_robustness.py [--noise 0.3] [--draws 20] [--output FILE]
 """

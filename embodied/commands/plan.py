@@ -102,7 +102,7 @@ def find_profile(recipe: str) -> Path:
 
 
 def cluster_size(overrides: list[str]) -> tuple[int | None, int | None]:
-    """(accelerators, nodes) from `cluster.gpus=N` and `cluster.nodes=N`. Raises ConfigurationError for anything else."""
+    """(accelerators, nodes) from `cluster.gpus=N` and `cluster.nodes=N`; ConfigurationError for anything else."""
     found: dict[str, int] = {}
     for text in overrides:
         key, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""The plan for a profile: the best schedules by the closed formula, simulated, and the best of every other style beside."""
+"""The plan for a profile: the best schedules by the closed formula, simulated; and the best of each style beside it."""
 
 from __future__ import annotations
 

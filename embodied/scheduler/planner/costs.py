@@ -63,7 +63,9 @@ def state_bytes(cost: StageCost, devices: np.ndarray, loaded: int) -> np.ndarray
 def memory_fractions(
     cost: StageCost, group: NodeGroup, kind: Kind, items: int, loaded: int, devices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(idle but loaded, running), in fractions of a device, rounded up, for calls of `items` out of `loaded`. A core has no memory of its own: zero, the
+    """(idle but loaded, running), in fractions of a device, rounded up, for calls of `items` out of `loaded`.
+
+    A core has no memory of its own: zero; the
     host's memory is checked for all stages together."""
     if kind == "cpu":
         return np.zeros(len(devices)), np.zeros(len(devices))

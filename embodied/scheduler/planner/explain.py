@@ -133,7 +133,8 @@ def _flattest(problem: Problem, choice: Choice) -> str:
     gain_flat, low, high = gains[flat]
     gain_steep, low2, high2 = gains[steep]
     return (
-        f"{flat} gains only {gain_flat:.2f}x from {low} to {high} devices, {steep} {gain_steep:.2f}x from {low2} to {high2}, "
+        f"{flat} gains only {gain_flat:.2f}x from {low} to {high} devices, "
+        f"{steep} {gain_steep:.2f}x from {low2} to {high2}, "
         f"and {busiest} takes {share:.0%} of the iteration"
     )
 

@@ -1,7 +1,7 @@
 """From measurements to a time model: least squares of the relative error over non-negative coefficients.
 
-The fit tries every subset of the four terms that the measurements can tell apart and keeps the one that predicts left-out
-measurements best, so a stage measured on one device gets no term for devices. The error it states is that of the
+The fit tries every subset of the four terms that the measurements can tell apart and keeps the one that best predicts
+left-out measurements, so a stage measured on one device gets no term for devices. The error it states is that of the
 left-out predictions and of the measurements themselves, not of the fitted points.
 """
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.advice import check_host_memory, memory_advice
 from embodied.scheduler.planner.profile import CycleProfile, EdgeProfile, FlowProfile, Kind
 from embodied.scheduler.planner.schedule import Placement, Work
 
@@ -64,9 +64,7 @@ class Options:
 
     def work(self, unit: Unit, row: int) -> Work:
         """The placement that a row stands for."""
-        for choice, start in reversed(self.choices):
-            if row >= start:
-                break
+        choice, start = next((choice, start) for choice, start in reversed(self.choices) if row >= start)
         fields = zip(
             unit.stages, choice.kinds, choice.groups, choice.devices[row - start].tolist(), choice.resident, strict=True
         )
@@ -94,7 +92,7 @@ class Problem:
         most = max(self.max_pieces(u) for u in range(len(self.units)))
         self.pieces = tuple(p for p in sorted(pieces) if p <= most)
         self._check_places()
-        self._check_host_memory()
+        check_host_memory(self)
 
     def allowed(self, stage: str, kind: Kind, group: str) -> bool:
         """Whether a stage may run on this kind of resource of this group."""
@@ -261,8 +259,8 @@ class Problem:
                     continue  # stages that share devices are on one resource
                 for slots in range(1, cycle.max_slots + 1):
                     if len(blocks) == 1 and slots > 1 and not self._slots_can_help(unit, places):
-                        # one block does all the work in turn: k calls for ceil(m / k) items never take less time than
-                        # one for m when time is affine in the busiest share, since k ceil(ceil(m / k) / r) >= ceil(m / r)
+                        # one block does all the work in turn: when time is affine in the busiest share, k calls for
+                        # ceil(m / k) items never take less than one for m, as k ceil(ceil(m / k) / r) >= ceil(m / r)
                         continue
                     yield from self._cycle_block_rows(unit, cycle, places, blocks, slots, rounds, parts)
 
@@ -392,65 +390,7 @@ class Problem:
                         "Use a smaller devices_per_replica or a larger cluster"
                     )
             if self.options(unit_index, 1) is None and not any(self.options(unit_index, p) for p in self.pieces):
-                raise ConfigurationError(self.memory_advice(unit))
-
-    def memory_advice(self, unit: Unit) -> str:
-        """Why no placement of a unit fits, per device, and what would."""
-        lines = []
-        for stage in unit.stages:
-            profile = self.profile.stages[stage]
-            for kind, group in self.places(stage):
-                if kind == "cpu":
-                    continue
-                cost, where = profile.on[kind], self.groups[group]
-                counts = costs.device_counts(cost, where, kind, profile.items)
-                most = counts[-1:]
-                idle = float(costs.state_bytes(cost, most, profile.items)[0])
-                alive = min(
-                    -(-profile.items // (int(most[0]) // cost.devices_per_replica)), cost.memory.live_items or 2**62
-                )
-                items = cost.memory.item_bytes * alive / cost.devices_per_replica
-                room = where.accelerator_memory_bytes
-                need = idle + cost.memory.working_bytes + items
-                advice = []
-                if cost.memory.item_bytes and idle + cost.memory.working_bytes < room:
-                    left = (room - idle - cost.memory.working_bytes) * cost.devices_per_replica / cost.memory.item_bytes
-                    if left >= 1:
-                        advice.append(f"at most {int(left)} items alive at once (a smaller micro-batch)")
-                if cost.memory.state == "sharded":
-                    free = room - cost.memory.working_bytes - items
-                    if free > 0:
-                        advice.append(f"at least {math.ceil(cost.memory.state_bytes / free)} devices")
-                else:
-                    advice.append("more devices a replica, or shards")
-                advice.append("LoRA or a smaller model, whose state is smaller")
-                lines.append(
-                    f"stage {stage!r} on {int(most[0])} accelerator(s) of {group} needs {gib(need)} a device "
-                    f"(state {gib(idle)}, working {gib(cost.memory.working_bytes)}, {alive} items {gib(items)}); "
-                    f"there is {gib(room)}. What fits: {'; '.join(advice)}"
-                )
-        together = " together in one cycle" if len(unit.stages) > 1 else ""
-        return f"no placement of {unit.name}{together} fits the memory:\n" + "\n".join(lines)
-
-    def _check_host_memory(self) -> None:
-        for name, group in self.groups.items():
-            room = group.host_memory_bytes * group.nodes
-            pinned = {
-                stage: profile.on["cpu"].memory.state_bytes + profile.on["cpu"].memory.item_bytes * profile.items
-                for stage, profile in self.profile.stages.items()
-                if list(profile.on) == ["cpu"] and [g for _, g in self.places(stage)] == [name]
-            }
-            if sum(pinned.values()) > room:
-                parts = ", ".join(f"{stage} {gib(size)}" for stage, size in pinned.items())
-                raise ConfigurationError(
-                    f"the host memory of group {name} is {gib(room)}; its stages need {parts}. "
-                    "Use fewer environments or more nodes"
-                )
-
-
-def gib(size: float) -> str:
-    """Bytes as GiB with one decimal."""
-    return f"{size / 2**30:.1f} GiB"
+                raise ConfigurationError(memory_advice(self, unit))
 
 
 def bits(mask: int) -> Iterator[int]:

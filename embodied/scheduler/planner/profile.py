@@ -68,7 +68,7 @@ class Cluster:
             return self
         if len(self.groups) != 1:
             raise ConfigurationError(
-                f"cluster.gpus and cluster.nodes resize a cluster of one node group; this one has {', '.join(self.groups)}. "
+                f"cluster.gpus and cluster.nodes resize a cluster of one group; this one has {', '.join(self.groups)}. "
                 "Change the groups in the profile file"
             )
         ((name, group),) = self.groups.items()
@@ -107,8 +107,8 @@ class Measurement:
 
 @config
 class TimeModel:
-    """Seconds of one call = fixed + per_item q + per_item_squared q^2 + per_doubling log2(replicas), where q is the share
-    of the busiest replica, ceil(items / replicas). error: relative standard error of the fit (0.1: 10 %)."""
+    """Seconds of one call = fixed + per_item q + per_item_squared q^2 + per_doubling log2(replicas), where q is the
+    share of the busiest replica, ceil(items / replicas). error: relative standard error of the fit (0.1: 10 %)."""
 
     fixed: float = 0.0
     per_item: float = 0.0
@@ -227,8 +227,8 @@ class CycleProfile:
 
     rounds: turns of one epoch. epochs: of one iteration; as many pieces can be handed on without dividing the items.
     max_slots: most sub-batches served in turn. unloads: which stages can be unloaded when the cycle has ended: all, or
-    only those that share their device with no other stage of the cycle. lengths: rounds that items stay alive as fractions of `rounds`,
-    increasing to 1, evenly spaced over the items; empty when all live to the end.
+    only those that share their device with no other stage of the cycle. lengths: rounds that items stay alive as
+    fractions of `rounds`, increasing to 1, evenly spaced over the items; empty when all live to the end.
     """
 
     stages: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""A schedule as a tree: works that occupy devices, one after the other on the same ones or side by side on different ones.
+"""A schedule as a tree: works that occupy devices, one after the other on the same ones or side by side on others.
 
-`Work` is a leaf: one stage, or the stages of a cycle. `InTurn` runs two parts on the same devices, `Beside` on different
-devices, and a `Pipeline` passes its body's items on in pieces, so that what is beside each other overlaps. Times are in
-`bounds.py`.
+`Work` is a leaf: one stage, or the stages of a cycle. `InTurn` runs two parts on the same devices, `Beside` on
+different devices, and a `Pipeline` passes its body's items on in pieces, so that what is beside each other overlaps.
+Times are in `bounds.py`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Exact search for the schedule with the smallest closed-form time, over all schedules of `schedule.py`.
 
-Bottom-up over sets of units and numbers of pieces: a set's schedules are those of one unit, of two parts in turn, and of
-two parts beside each other in pieces, for every cut of the set. Parts are kept as tables of rows (see `table.py`). Four
-rules prune, each with its argument where it is applied: what does not fit, what another row beats, what cannot be part
-of a schedule better than one already known, and equal bracketings.
+Bottom-up over sets of units and numbers of pieces: a set's schedules are those of one unit, of two parts in turn, and
+of two parts beside each other in pieces, for every cut of the set. Parts are kept as tables of rows (see `table.py`).
+Four rules prune, each with its argument where it is applied: what does not fit, what another row beats, what cannot
+be part of a schedule better than one already known, and equal bracketings.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.problem import Problem, bits
+from embodied.scheduler.planner.pruning import Bounds
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule
 from embodied.scheduler.planner.table import Table, stack, unbeaten
 
@@ -35,7 +37,7 @@ class Style(enum.Enum):
 class Effort(enum.Enum):
     """How many of the rows of single units a search looks at."""
 
-    GLANCE = "device counts of a half, a quarter ... of all; few pieces"
+    GLANCE = "all, half and a quarter of the devices; few pieces"
     SPARSE = "powers of two and eighths"
     ALL = "all"
 
@@ -53,8 +55,8 @@ def search(problem: Problem, style: Style = Style.ANY) -> list[Candidate]:
 
     Raises ConfigurationError when nothing of this style fits the cluster's devices and memory.
     """
-    # few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most of
-    # its rows early. Only the last one has all rows
+    # few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most
+    # of its rows early. Only the last one has all rows
     bound, found = math.inf, []
     for effort in Effort:
         found = _Search(problem, style, bound, effort).run() or found
@@ -91,15 +93,15 @@ class _Search:
         self.accelerators = np.array([kind == "accelerator" for _, kind in problem.columns])
         self.steps: list[tuple] = []
         self.leaves = {(u, p): self._leaf(u, p) for u in range(len(problem.units)) for p in problem.pieces}
-        self._prepare_bounds()
+        self.bounds = Bounds(problem, self.leaves, self.bound)
         # fewer rows of one unit raise the least area of that unit, which lets fewer rows of the others remain
         rows, before = self._leaf_rows(), -1
         while rows != before and math.isfinite(self.bound):
             for (unit, pieces), table in self.leaves.items():
                 if table is not None:
                     streams = problem.streams(unit)
-                    self.leaves[unit, pieces] = self._promising(1 << unit, pieces, table, streams=streams)
-            self._prepare_bounds()
+                    self.leaves[unit, pieces] = self.bounds.promising(1 << unit, pieces, table, streams=streams)
+            self.bounds = Bounds(problem, self.leaves, self.bound)
             rows, before = self._leaf_rows(), rows
         self._prepare_memory()
         for (unit, pieces), table in self.leaves.items():
@@ -137,7 +139,7 @@ class _Search:
         keep = np.ones(len(resources), bool)
         for column, capacity in enumerate(self.problem.capacity):
             there = np.unique(resources[:, column])
-            wanted = capacity // 2.0 ** np.arange(4)
+            wanted = capacity // 2.0 ** np.arange(3)
             if self.effort is Effort.SPARSE:
                 powers = 2.0 ** np.arange(1 + int(np.log2(capacity)))
                 wanted = np.concatenate([wanted, powers, capacity * np.arange(1, 9) // 8])
@@ -152,65 +154,7 @@ class _Search:
             return missing[:, 0] == 1
         return np.ones(len(missing), bool)
 
-    # -- what a row implies for the whole schedule
-
-    def _prepare_bounds(self) -> None:
-        """area: device-seconds of an iteration that a unit takes at least, by resource. shortest: its least seconds."""
-        problem = self.problem
-        count = len(problem.units)
-        area = np.full((count, len(problem.columns)), np.inf)
-        shortest = np.full(count, np.inf)
-        for (unit, pieces), table in self.leaves.items():
-            if table is not None and len(table):
-                times = table.latency + (pieces - 1) * table.period
-                area[unit] = np.minimum(area[unit], (table.resources * times[:, None]).min(axis=0))
-                shortest[unit] = min(shortest[unit], times.min())
-        self.possible = bool(np.isfinite(shortest).all())
-        reach = [0] * count
-        for unit in range(count):
-            for earlier in bits(problem.before[unit]):
-                reach[unit] |= reach[earlier] | 1 << earlier
-        self.area_outside: dict[int, np.ndarray] = {}
-        self.serial_outside: dict[int, float] = {}
-        self.related: dict[int, float] = {}
-        for part in problem.parts:
-            others = [u for u in range(count) if not part >> u & 1]
-            self.area_outside[part] = area[others].sum(axis=0) if others else np.zeros(len(problem.columns))
-            # a unit that needs all items together never overlaps what comes before or after it
-            alone = [
-                u
-                for u in others
-                if problem.max_pieces(u) == 1 and all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))
-            ]
-            chain = all(reach[b] >> a & 1 or reach[a] >> b & 1 for a in alone for b in alone if a < b)
-            times = [shortest[u] for u in alone]
-            self.serial_outside[part] = sum(times) if chain else max(times, default=0.0)
-            related = [u for u in others if all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))]
-            spread = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
-            self.related[part] = max([spread, *(shortest[u] for u in related)])
-
-    def _outside(self, part: int, pieces: int) -> float:
-        """Seconds that the units outside add at least to latency + (pieces - 1) period of rows of `part`.
-
-        A unit that comes before or after all of the part meets it at some pipeline of at most `pieces` pieces, or in
-        turn with it; there a piece passes one side after the other, and the units of the other side need at least their
-        area on all devices, or the shortest of their times, for a piece."""
-        return max(self.serial_outside[part], self.related[part] / pieces)
-
-    def _promising(self, part: int, pieces: int, table: Table, *, streams: bool = False) -> Table:
-        """Rows that may be part of a schedule within the bound. streams: the rows are also those of a stream.
-
-        A row handles all pieces one after another, so the iteration takes at least latency + (pieces - 1) period. Its
-        devices are its own for that long, and the units outside take at least their area: together no more than all
-        devices for the bound.
-        """
-        if math.isinf(self.bound):
-            return table
-        least = table.latency + (pieces - 1) * table.period
-        keep = least + self._outside(part, self.pieces[-1] if streams else pieces) <= self.bound
-        area = table.resources * least[:, None] + self.area_outside[part]
-        keep &= (area <= self.problem.capacity * self.bound).all(axis=1)
-        return table.take(keep) if not keep.all() else table
+    # -- memory that can matter
 
     def _prepare_memory(self) -> None:
         """How much the units outside a part can keep on a device, and have on it at most, whatever their rows.
@@ -237,6 +181,14 @@ class _Search:
             # while one outside unit runs, the other outside ones keep what they keep
             self.free_idle[part] = 1.0 - (keeps + (extra[others] - kept[others]).max(axis=0))
 
+    def _best(self, pieces: int, table: Table) -> Table:
+        """Of rows of all units: the one with the smallest time, for nothing larger is made of them."""
+        if self.style is Style.MIXED:
+            table = table.take((table.missing == 0).all(axis=1))
+        if len(table) < 2:
+            return table
+        return table.take(np.array([int(np.argmin(table.latency + (pieces - 1) * table.period))]))
+
     def _unbeaten(self, part: int, table: Table) -> Table:
         if len(table) < 2:
             return table
@@ -255,7 +207,7 @@ class _Search:
     def run(self) -> list[Candidate]:
         """The best schedule of each last step."""
         problem = self.problem
-        if not self.possible:
+        if not self.bounds.possible:
             return []
         # smaller pieces can save time or memory only through these terms: with affine times, p calls for ceil(m / p)
         # items never take less than one for m, and without bytes of items no piece needs less memory
@@ -291,7 +243,7 @@ class _Search:
                 found = [table for table in rows if table is not None and len(table)]
                 if part == problem.full and pieces == 1:
                     last = found
-                merged = self._unbeaten(part, self._promising(part, pieces, stack(found))) if found else None
+                merged = self._unbeaten(part, self.bounds.promising(part, pieces, stack(found))) if found else None
                 self.done[part, pieces] = merged
         return self._candidates(last)
 
@@ -301,7 +253,7 @@ class _Search:
             return None
         part = first | second
         latency = a.latency[:, None] + b.latency[None, :]
-        i, j = np.nonzero(pieces * latency + self._outside(part, pieces) <= self.bound)
+        i, j = np.nonzero(pieces * latency + self.bounds.outside(part, pieces) <= self.bound)
         latency = latency[i, j]
         resources = np.maximum(a.resources[i], b.resources[j])
         running = np.maximum(a.running[i] + b.idle[j], b.running[j] + a.idle[i])
@@ -357,7 +309,7 @@ class _Search:
         latency = latency + weights
         # the period of a pipeline of one piece is never looked at; one number less to compare
         period = latency if pieces == 1 else np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
-        keep = latency + (pieces - 1) * period + self._outside(part, pieces) <= self.bound
+        keep = latency + (pieces - 1) * period + self.bounds.outside(part, pieces) <= self.bound
         i, j, latency, period = i[keep], j[keep], latency[keep], period[keep]
         both = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
         missing = a.missing[i] * b.missing[j]
@@ -378,7 +330,7 @@ class _Search:
         they are bracketed (only neighbours exchange data, and no weights pass inside)."""
         inside = list(bits(part))
         pairs = {(a, b) for a, b in self.problem.edges if part >> a & 1 and part >> b & 1}
-        neighbours = set(zip(inside, inside[1:], strict=False))
+        neighbours = set(itertools.pairwise(inside))
         return pairs == neighbours
 
     def _pipeline(self, part: int, pieces: int, smaller: int) -> Table | None:
@@ -388,7 +340,9 @@ class _Search:
         latency = body.latency + (smaller // pieces - 1) * body.period
         rows = np.arange(len(body))
         origin = self._origin(("pipeline", smaller // pieces, body), rows, rows)
-        return self._promising(part, pieces, dataclasses.replace(body, latency=latency, period=latency, origin=origin))
+        return self.bounds.promising(
+            part, pieces, dataclasses.replace(body, latency=latency, period=latency, origin=origin)
+        )
 
     def _repeat(self, part: int, pieces: int, smaller: int) -> Table | None:
         single = part.bit_count() == 1
@@ -401,7 +355,9 @@ class _Search:
         return dataclasses.replace(table, latency=latency, period=latency, origin=origin)
 
     def _kept(self, part: int, pieces: int, table: Table) -> Table:
-        return self._unbeaten(part, self._promising(part, pieces, table))
+        if part == self.problem.full:
+            return self._best(pieces, table)
+        return self._unbeaten(part, self.bounds.promising(part, pieces, table))
 
     def _origin(self, step: tuple, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         self.steps.append(step)

@@ -154,7 +154,7 @@ class _Simulation:
             yield from self._tasks(node.second, piece, pieces, own, streams)
 
     def _switching(self, tasks: list[_Task]) -> None:
-        """Charge loads and unloads where another work has the device before or after, iterations following each other."""
+        """Charge loads and unloads where another work has the device before or after; iterations follow each other."""
         half = {}
         for task in tasks:
             cycle = self.problem.units[self.unit(task.work)].cycle

@@ -1,8 +1,8 @@
 """Tables of partial schedules, and the removal of those that another one beats in everything.
 
-A row is one way to run a set of units: what it occupies, how long it takes, what memory it keeps. `beaten` is the search's
-main pruning: everything a larger schedule is made of (sums, maxima, comparisons with limits) never falls when a column
-of a part rises, so a row that is nowhere lower than another can be replaced by it in any schedule.
+A row is one way to run a set of units: what it occupies, how long it takes, what memory it keeps. `unbeaten` is the
+search's main pruning: everything a larger schedule is made of (sums, maxima, comparisons with limits) never falls
+when a column of a part rises, so a row that is nowhere lower than another can be replaced by it in any schedule.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""What to say when memory does not suffice: how much is needed where, how much there is, and what would fit."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from embodied.errors import ConfigurationError
+from embodied.scheduler.planner import costs
+
+if TYPE_CHECKING:
+    from embodied.scheduler.planner.problem import Problem, Unit
+
+
+def memory_advice(problem: Problem, unit: Unit) -> str:
+    """Why no placement of a unit fits, per device, and what would."""
+    lines = []
+    for stage in unit.stages:
+        profile = problem.profile.stages[stage]
+        for kind, group in problem.places(stage):
+            if kind == "cpu":
+                continue
+            cost, where = profile.on[kind], problem.groups[group]
+            counts = costs.device_counts(cost, where, kind, profile.items)
+            most = counts[-1:]
+            idle = float(costs.state_bytes(cost, most, profile.items)[0])
+            alive = min(
+                -(-profile.items // (int(most[0]) // cost.devices_per_replica)), cost.memory.live_items or 2**62
+            )
+            items = cost.memory.item_bytes * alive / cost.devices_per_replica
+            room = where.accelerator_memory_bytes
+            need = idle + cost.memory.working_bytes + items
+            advice = []
+            if cost.memory.item_bytes and idle + cost.memory.working_bytes < room:
+                left = (room - idle - cost.memory.working_bytes) * cost.devices_per_replica / cost.memory.item_bytes
+                if left >= 1:
+                    advice.append(f"at most {int(left)} items alive at once (a smaller micro-batch)")
+            if cost.memory.state == "sharded":
+                free = room - cost.memory.working_bytes - items
+                if free > 0:
+                    advice.append(f"at least {math.ceil(cost.memory.state_bytes / free)} devices")
+            else:
+                advice.append("more devices a replica, or shards")
+            advice.append("LoRA or a smaller model, whose state is smaller")
+            lines.append(
+                f"stage {stage!r} on {int(most[0])} accelerator(s) of {group} needs {gib(need)} a device "
+                f"(state {gib(idle)}, working {gib(cost.memory.working_bytes)}, {alive} items {gib(items)}); "
+                f"there is {gib(room)}. What fits: {'; '.join(advice)}"
+            )
+    together = " together in one cycle" if len(unit.stages) > 1 else ""
+    return f"no placement of {unit.name}{together} fits the memory:\n" + "\n".join(lines)
+
+
+def check_host_memory(problem: Problem) -> None:
+    """Raise ConfigurationError when stages that can only be in one group's host memory do not fit there."""
+    for name, group in problem.groups.items():
+        room = group.host_memory_bytes * group.nodes
+        pinned = {
+            stage: profile.on["cpu"].memory.state_bytes + profile.on["cpu"].memory.item_bytes * profile.items
+            for stage, profile in problem.profile.stages.items()
+            if list(profile.on) == ["cpu"] and [g for _, g in problem.places(stage)] == [name]
+        }
+        if sum(pinned.values()) > room:
+            parts = ", ".join(f"{stage} {gib(size)}" for stage, size in pinned.items())
+            raise ConfigurationError(
+                f"the host memory of group {name} is {gib(room)}; its stages need {parts}. "
+                "Use fewer environments or more nodes"
+            )
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB with one decimal."""
+    return f"{size / 2**30:.1f} GiB"

@@ -18,6 +18,7 @@ from envs.libero.batch import LiberoBatch
 from envs.libero.config import LiberoConfig
 from envs.libero.experts import Expert, can_solve
 from envs.libero.factory import make_batch
+from envs.libero.suites import SUITES
 from tests.envs.libero.conftest import all_rows, assign, everyone
 
 
@@ -234,3 +235,16 @@ def test_memory_does_not_grow_with_resets_and_pictures() -> None:
             sizes.append(int(status.split()[1]) * 4096 / 2**20)
     batch.close()
     assert sizes[1] - sizes[0] < 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_task_builds_settles_and_waits_to_be_solved(suite: str) -> None:
+    batch = make_batch(LiberoConfig(id=f"libero/{suite}", cameras=()), 1)
+    for task in range(batch.spec.tasks):
+        batch.reset(all_rows(batch), assign((task, 0, 5)))
+        result = batch.step(torch.zeros(1, 7), everyone(batch))
+        name = batch.task_of(0).files.name
+        assert not result.success.any(), name
+        assert not result.truncated.any(), name
+    batch.close()

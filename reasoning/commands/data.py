@@ -31,9 +31,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--max-prompt-tokens", type=int, help="count prompts that are longer")
 
 
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+def add_data_arguments(parser: argparse.ArgumentParser, *, data_required: bool = True) -> None:
     """Which problems, and where their columns are."""
-    parser.add_argument("data", help="a JSONL or Parquet file, a folder of them, hub:OWNER/NAME, or family:NAME")
+    described = "a JSONL, Parquet or CSV file, a folder of them, hub:OWNER/NAME, or family:NAME"
+    parser.add_argument("data", nargs=None if data_required else "?", help=described)
     parser.add_argument("--split", default="", help="of a folder: only files with this word in their name")
     parser.add_argument("--prompt", default="prompt", help="the column with the question (default: prompt)")
     parser.add_argument("--answer", default="answer", help="the column with the answer or answers (default: answer)")

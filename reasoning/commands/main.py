@@ -14,7 +14,7 @@ import traceback
 from embodied import __version__
 from embodied.errors import EXIT_FAILED, EXIT_INTERRUPTED, EmbodiedError
 
-VERBS = ("data",)
+VERBS = ("data", "sft", "eval")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -38,7 +38,7 @@ class ColumnsConfig:
 class ProblemsConfig:
     """Problems from files or from a procedural family.
 
-    files: JSONL or Parquet files, folders of them, or `hub:OWNER/NAME` of the Hugging Face hub.
+    files: JSONL, Parquet or CSV files, folders of them, or `hub:OWNER/NAME` of the Hugging Face hub.
     split: of folders and hub data sets: only files with this word in their name, e.g. train. Empty takes all.
     columns: see ColumnsConfig; for files only.
     family: a procedural generator, ours (`arithmetic`, `linear_equation`) or one of reasoning-gym's, instead of files.

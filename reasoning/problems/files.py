@@ -1,4 +1,4 @@
-"""Rows of JSONL and Parquet files, and folders of them as data sets are published, turned into problems.
+"""Rows of JSONL, Parquet and CSV files, and folders of them as data sets are published, turned into problems.
 
 Nothing is guessed: columns are named in the configuration, and a row that cannot be used is reported with its file,
 row number, column and reason. The `datasets` library is not needed.
@@ -6,6 +6,7 @@ row number, column and reason. The `datasets` library is not needed.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import json
@@ -18,13 +19,13 @@ from reasoning.problems.config import ColumnsConfig
 from reasoning.problems.record import Message, Problem
 from reasoning.rewards.extraction import last_boxed
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used. row: counted from 1, as editors count lines. column: "" when it is the whole row."""
+    """A row that cannot be used. row: from 1; of JSONL files the line. column: "" when it is the whole row."""
 
     file: str
     row: int
@@ -88,15 +89,17 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         yield from _parquet_rows(path)
         return
     try:
-        with path.open(encoding="utf-8") as file:
-            lines = iter(file)
+        with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else None) as file:
+            if path.suffix == ".csv":
+                yield from enumerate(csv.DictReader(file), start=1)
+                return
             if path.suffix == ".json":
                 yield from _json_rows(path, file.read())
                 return
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, _json_row(path, number, line)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AssetError(f"{path} cannot be read: {error}") from error
 
 

@@ -1,0 +1,175 @@
+"""`reasoning eval MODEL [DATA]`: how often a model is right, with intervals, and every response to read."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from embodied.commands.common import add_verb, relative
+from embodied.errors import EXIT_DONE, ConfigurationError, RefusedInput, suggest
+from reasoning.commands.data import add_data_arguments, problems_config
+
+_PACKAGES = ("torch", "transformers", "math-verify", "reasoning-gym")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = add_verb(
+        subparsers,
+        "eval",
+        "evaluate a model on problems",
+        [
+            "reasoning eval my_model family:arithmetic --size 200 --format template",
+            "reasoning eval Qwen/Qwen2.5-1.5B-Instruct test.jsonl --attempts 8 --temperature 0.6 --top-p 0.95",
+            "reasoning eval Qwen/Qwen2.5-1.5B-Instruct --protocol gsm8k",
+            "reasoning eval my_model aime.parquet --protocol aime24 --attempts 8",
+        ],
+    )
+    parser.add_argument("model", help="a model's folder, or a hub id")
+    add_data_arguments(parser, data_required=False)
+    parser.add_argument("--protocol", help="a named one: aime24, aime25, math500, gpqa_diamond, gsm8k")
+    parser.add_argument("--reward", help="math, numeric, exact, multiple_choice, reasoning_gym or module:function")
+    parser.add_argument("--attempts", type=int, help="tries at each problem (default 1, or the protocol's)")
+    parser.add_argument("--temperature", type=float, help="draw at this temperature; without it, greedy")
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--max-new-tokens", type=int, help="of a response (default 1024, or the protocol's)")
+    parser.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end a response")
+    parser.add_argument("--seed", type=int, help="of the draws")
+    parser.add_argument("--format", choices=("chat", "template"), help="default: chat if the tokenizer has a template")
+    parser.add_argument("--template", default="{problem}\n", help="for --format template, with {problem} in it")
+    parser.add_argument("--system", default="", help="a system message, for --format chat")
+    parser.add_argument("--instruction", help="added below each question")
+    parser.add_argument("--slots", type=int, default=32, help="responses generated at once (default 32)")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
+    parser.add_argument("--processes", type=int, default=2, help="that grade (default 2)")
+    parser.add_argument("--out", type=Path, help="folder for results.json and index.html (default: beside the model)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, write both files, print the table."""
+    import torch
+
+    from embodied.config import parse
+    from reasoning.evaluation.metrics import estimates, rates
+    from reasoning.evaluation.page import write_results
+    from reasoning.evaluation.run import EvaluationConfig, evaluate
+    from reasoning.generation.native import NativeEngine
+    from reasoning.models.loading import end_tokens, load_model, load_tokenizer
+    from reasoning.problems import load_problems
+    from reasoning.prompts import PromptConfig, Prompter
+    from reasoning.rewards.reward import RewardConfig, RewardFunction, TermConfig
+
+    protocol = _protocol(args.protocol)
+    if args.data is None and protocol is None:
+        raise RefusedInput("name the problems (a file, a folder, hub:OWNER/NAME or family:NAME), or a --protocol")
+    evaluation = parse(EvaluationConfig, _evaluation_values(args, protocol))
+    data = _data(args, protocol)
+    loaded = load_problems(data)
+    tokenizer = load_tokenizer(args.model)
+    chat = args.format == "chat" or (args.format is None and getattr(tokenizer, "chat_template", None))
+    instruction = args.instruction if args.instruction is not None else (protocol.instruction if protocol else "")
+    prompt = {"format": "chat" if chat else "template", "template": args.template, "instruction": instruction}
+    prompter = Prompter(tokenizer, parse(PromptConfig, {**prompt, "system": args.system}))
+    device = _device(args.device)
+    dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
+    model = load_model(args.model, dtype=dtype, device=device)
+    longest = max(len(prompter.tokens(problem)) for problem in loaded.problems)
+    engine = NativeEngine(
+        model,
+        eos=end_tokens(model, tokenizer),
+        tokenizer=tokenizer,
+        slots=min(args.slots, len(loaded.problems) * evaluation.attempts),
+        capacity=longest + evaluation.sampling.max_new_tokens,
+    )
+    kind = args.reward or (protocol.reward if protocol else "math")
+    options = RewardConfig(terms=(TermConfig(kind=kind),), processes=args.processes, ungraded="worst")
+    with RewardFunction(options) as reward:
+        print(loaded.summary(), file=sys.stderr)
+        results = asyncio.run(evaluate(engine, prompter, loaded.problems, reward, evaluation, _progress))
+    described = {
+        "model": args.model,
+        "protocol": args.protocol or "",
+        "data": dataclasses.asdict(data),
+        "prompt": dataclasses.asdict(prompter.options),
+        "evaluation": dataclasses.asdict(evaluation),
+        "reward": kind,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device,
+        "versions": {name: version(name) for name in _PACKAGES},
+    }
+    found, shares = estimates(results), rates(results)
+    out = args.out or (Path(args.model) if Path(args.model).is_dir() else Path()) / "evaluation"
+    _, page = write_results(out, described, results, found, shares)
+    for name, e in found.items():
+        print(f"{name:10} {e.value:7.2%}  (95 % interval {e.low:.2%} to {e.high:.2%}, {e.problems} problems)")
+    print(
+        f"truncated {shares['truncated']:.1%}, no answer {shares['no_answer']:.1%}, ungraded {shares['ungraded']:.1%}"
+    )
+    print(f"tokens    {shares['tokens_mean']:.0f} on average, longest {shares['tokens_longest']:.0f}")
+    print(f"every response: {relative(page)}")
+    return EXIT_DONE
+
+
+def _protocol(name: str | None) -> Any:
+    from reasoning.evaluation.protocols import PROTOCOLS
+
+    if name is None:
+        return None
+    if name not in PROTOCOLS:
+        raise ConfigurationError(f"Unknown protocol {name!r}. " + suggest(name, PROTOCOLS, noun="protocols"))
+    return PROTOCOLS[name]
+
+
+def _evaluation_values(args: argparse.Namespace, protocol: Any) -> dict[str, Any]:
+    """The protocol's settings, or the defaults, changed by what was typed."""
+    from reasoning.evaluation.run import EvaluationConfig
+
+    values = dataclasses.asdict(protocol.evaluation if protocol else EvaluationConfig())
+    sampling = values["sampling"]
+    if args.temperature is not None:
+        sampling |= {"decode": "sample", "temperature": args.temperature}
+    for key in ("top_p", "top_k", "max_new_tokens", "stop"):
+        if getattr(args, key) is not None:
+            sampling[key] = getattr(args, key)
+    for key in ("attempts", "seed"):
+        if getattr(args, key) is not None:
+            values[key] = getattr(args, key)
+    return values
+
+
+def _data(args: argparse.Namespace, protocol: Any) -> Any:
+    if protocol is None:
+        return problems_config(args)
+    from reasoning.problems import ProblemsConfig
+
+    local = args.data is not None
+    return ProblemsConfig(
+        files=(args.data if local else protocol.data,),
+        split=args.split if local else protocol.split,
+        columns=protocol.columns,
+        limit=args.limit,
+    )
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    valid = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
+    if wanted not in valid:
+        raise ConfigurationError(
+            f"the device {wanted!r} does not exist here. " + suggest(wanted, valid, noun="devices")
+        )
+    return ("cuda" if gpus else "cpu") if wanted == "auto" else wanted
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{total} responses", end="\n" if done == total else "", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Language models: loading pretrained ones, and a tiny one that is made here."""

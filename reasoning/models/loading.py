@@ -1,0 +1,41 @@
+"""Models and tokenizers by folder or hub id, by `transformers`; code that comes with a model is never run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from embodied.errors import AssetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. Raises AssetError when there is none."""
+    return _load(AutoTokenizer, source)
+
+
+def load_model(source: str, *, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """A causal language model in eval mode. Raises AssetError when it cannot be loaded."""
+    return _load(AutoModelForCausalLM, source, dtype=dtype).to(device).eval()
+
+
+def _load(kind: Any, source: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(source, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()
+        raise AssetError(
+            f"no model can be loaded from {source!r}: {reason[0] if reason else type(error).__name__}. "
+            "Give a folder as written by save_pretrained, or a hub id when there is a network."
+        ) from error
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Token ids that end a response: those of the model's generation settings, and the tokenizer's."""
+    configured = model.generation_config.eos_token_id
+    found = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({token for token in [*found, tokenizer.eos_token_id] if token is not None}))

@@ -146,6 +146,7 @@ class Problem:
     def _home(self) -> dict[str, int]:
         return {name: index for index, unit in enumerate(self.units) for name in unit.stages}
 
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
     def cuts(self, units: int) -> list[tuple[int, int]]:
         """All ways to divide a set of units (a bit mask) into a first part that nothing of the second part feeds, and
         the second: the down-sets of the sub-graph, without the empty and the whole one."""
@@ -170,6 +171,7 @@ class Problem:
                         queue.append(part)
         return sorted(found, key=lambda part: (part.bit_count(), part))
 
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
     def crossing(self, first: int, second: int, pieces: int) -> tuple[bool, float, float]:
         """What parting two sets of units onto different devices means for one of `pieces` pieces: whether data passes
         from the first to the second, seconds to hand a piece on, seconds to carry weights over (charged once a piece,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
 
@@ -294,13 +295,13 @@ class _Search:
 
     def _beside(self, first: int, second: int, pieces: int, *, streaming: bool) -> Table | None:
         part = first | second
-        joined, hand_on, weights = self.problem.crossing(first, second, pieces)
         # latency is a sum over a chain of parts and the period a maximum, whatever the brackets: where every unit feeds
         # on the one before it, all bracketings of the same parts are equal, and one with a single first part is enough
         a = self._sides(first, pieces, streaming=streaming, bodies=not self._is_chain(part))
         b = self._sides(second, pieces, streaming=streaming, bodies=True)
         if a is None or b is None:
             return None
+        joined, hand_on, weights = self.problem.crossing(first, second, pieces)
         inside = np.ones((len(a), len(b)), bool)
         for column, capacity in enumerate(self.problem.capacity):
             inside &= a.resources[:, column][:, None] + b.resources[:, column][None, :] <= capacity
@@ -325,6 +326,7 @@ class _Search:
         )
         return self._kept(part, pieces, table.take(self._in_style(missing)))
 
+    @functools.cache  # noqa: B019 - a search does not outlive its result
     def _is_chain(self, part: int) -> bool:
         """Whether each unit of a part directly feeds on the one before it, and their hand-overs cost the same however
         they are bracketed (only neighbours exchange data, and no weights pass inside)."""

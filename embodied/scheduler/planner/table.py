@@ -132,18 +132,19 @@ BLOCK = 256
 def _general(columns: list[np.ndarray]) -> np.ndarray:
     """Rows by rising sum of their scaled columns, so that only an earlier one can beat a later one and the first ones
     beat most of the others; compared block by block with those that remain."""
-    matrix = np.stack(columns, axis=1)
-    low = matrix.min(axis=0)
-    score = ((matrix - low) / np.maximum(matrix.max(axis=0) - low, 1e-300)).sum(axis=1)
+    # ranks in place of values compare alike, and small integers compare several times faster
+    ranks = [np.unique(column, return_inverse=True)[1] for column in columns]
+    matrix = np.stack(ranks, axis=1).astype(np.int16 if len(columns[0]) < 2**15 else np.int32)
+    score = (matrix / np.maximum(matrix.max(axis=0), 1)).sum(axis=1)
     order = np.argsort(score, kind="stable")
     matrix = matrix[order]
     first = matrix[: min(BLOCK // 4, len(matrix) // 8)]
     if len(first):
-        alive = ~_any_beats(list(first.T), matrix.T).any(axis=0)
+        alive = ~_any_beats(list(first.T.copy()), matrix.T).any(axis=0)
         alive[: len(first)] = True
         order, matrix = order[alive], matrix[alive]
     kept: list[np.ndarray] = []
-    front = [np.empty(0) for _ in columns]
+    front = list(np.empty((len(columns), 0), matrix.dtype))
     for start in range(0, len(matrix), BLOCK):
         index = np.arange(start, min(start + BLOCK, len(matrix)))
         index = index[~_any_beats(front, matrix[index].T).any(axis=0)]
@@ -157,6 +158,7 @@ def _general(columns: list[np.ndarray]) -> np.ndarray:
 
 def _any_beats(front: list[np.ndarray], block: np.ndarray) -> np.ndarray:
     """[front, block]: whether a row of the front is at most as high as a row of the block in every column."""
+    block = np.ascontiguousarray(block)
     beats = front[0][:, None] <= block[0][None, :]
     for mine, theirs in zip(front[1:], block[1:], strict=True):
         beats &= mine[:, None] <= theirs[None, :]

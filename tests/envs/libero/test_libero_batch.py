@@ -202,6 +202,7 @@ def test_the_conformance_suite_passes_here_and_in_worker_processes(mode: str) ->
     check(dataclasses.replace(config, episode_steps=8))
 
 
+@pytest.mark.slow
 def test_assets_may_lie_in_another_folder(tmp_path: Path) -> None:
     """A process of its own: LIBERO binds its asset folder when it is imported."""
     paths = importlib.import_module("libero.libero").get_default_path_dict()

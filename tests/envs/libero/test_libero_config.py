@@ -95,7 +95,7 @@ def test_original_torch_files_are_read_without_running_what_is_in_them(tmp_path:
     states = np.arange(6.0).reshape(2, 3)
     good, bad = tmp_path / "good.pruned_init", tmp_path / "bad.pruned_init"
     torch.save(states, good)
-    bad.write_bytes(pickle.dumps(_Touch(str(tmp_path / "touched"))))
+    bad.write_bytes(pickle.dumps(_Touch(str(tmp_path / "touched")), protocol=2))
     torch_bad = tmp_path / "torch_bad.pruned_init"
     torch.save(_Touch(str(tmp_path / "touched")), torch_bad)
     np.testing.assert_array_equal(load_initial_states(TaskFiles("t", "t", good, good)), states)

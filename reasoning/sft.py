@@ -53,7 +53,7 @@ class SFTConfig:
     until: float | None = None
     evaluate_every: int = 50
     max_new_tokens: int = 128
-    row_tokens: int = 256
+    row_tokens: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:

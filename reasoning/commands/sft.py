@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--until", type=float, help="stop once this share of the held-out problems is solved")
     parser.add_argument("--evaluate-every", type=int, default=50, help="steps between tests (default 50)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of a response in tests (default 128)")
-    parser.add_argument("--row-tokens", type=int, default=256, help="of a packed row (default 256)")
+    parser.add_argument("--row-tokens", type=int, default=128, help="of a packed row (default 128)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the problems")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0, ... (default cpu)")

@@ -62,6 +62,19 @@ def test_multiple_choice_options_are_listed_once_and_the_letter_is_the_answer(tm
     assert load_problems(options).problems == problems
 
 
+def test_csv_rows_may_span_lines(tmp_path):
+    (tmp_path / "p.csv").write_text('prompt,answer\n"two\nlines, one row",1\nshort,2\n,3\n')
+    loaded = load_problems(ProblemsConfig(files=(str(tmp_path / "p.csv"),), bad_rows="skip"))
+    assert [(p.text, p.answers) for p in loaded.problems] == [("two\nlines, one row", ("1",)), ("short", ("2",))]
+    assert str(loaded.bad[0]).endswith("p.csv, row 3, column 'prompt': empty")
+
+
+def test_a_hub_data_set_that_cannot_be_fetched_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(AssetError, match=r"'nobody/nothing' could not be fetched.*folder"):
+        load_problems(ProblemsConfig(files=("hub:nobody/nothing",)))
+
+
 def test_a_bad_row_is_named_by_file_row_column_and_reason(tmp_path):
     rows = [{"prompt": "1+1?", "answer": "2"}, {"prompt": "2+2?", "answer": None}, {"prompt": "", "answer": "3"}]
     file = write_jsonl(tmp_path / "p.jsonl", rows)

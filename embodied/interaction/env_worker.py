@@ -20,7 +20,7 @@ from embodied.interaction.trajectory import Trajectory, TrajectoryBuilder
 from embodied.scheduler import Input, Output, Worker, WorkerContext
 from embodied.scheduler.routing import balanced_range
 from embodied.scheduler.tasks import together
-from embodied.scheduler.trace import WAIT
+from embodied.scheduler.trace import BUSY
 from envs import registry
 from envs.api import Assignments, AutoReset, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
 
@@ -185,7 +185,8 @@ class EnvWorker(Worker):
                 await asyncio.sleep(0)
                 if not self.env.ready(slot):
                     time.sleep(_NAP_SECONDS)
-            self.context.trace.add(self.name, "simulate", WAIT, begin, time.perf_counter())
+            # the simulators work meanwhile, for one slot or for several
+            self.context.trace.add(self.name, "simulate", BUSY, begin, time.perf_counter())
         with self.timed("simulate" if self.env.slots == 1 else "receive"):
             return self.env.recv(slot)
 

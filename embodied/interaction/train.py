@@ -79,6 +79,7 @@ class TrainingRun:
         self.store = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
         self.progress = Progress()
         self._clock = time.monotonic()
+        self._lap = self._clock
         self._warned: dict[str, int] = {}
         self.version = 0  # of the learner's weights
 
@@ -208,6 +209,12 @@ class TrainingRun:
             return "limit", f"the limit of {goal.minutes:g} minutes was reached{wanted}"
         return None
 
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.monotonic()
+        seconds, self._lap = now - self._lap, now
+        return max(seconds, 1e-9)
+
     def seconds(self) -> float:
         """Wall seconds this run has taken, stops left out."""
         return self.progress.seconds + time.monotonic() - self._clock
@@ -225,6 +232,8 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         metrics_log.write(0, 0, run.seconds(), progress.last)
     while (end := run.over()) is None:
         metrics: dict[str, float] = {}
+        run.lap()
+        await run.system.take_times()
         steps = iterations(progress.iteration, run.due(), staleness, run.collect, run.learn, run.publish)
         async for step in steps:
             if metrics:
@@ -232,7 +241,7 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
             metrics = await _account(run, step)
         began = time.perf_counter()
         due = recipe.evaluation.every and progress.iteration % recipe.evaluation.every == 0
-        if due or (run.over() is not None and recipe.goal.at_least is None):
+        if due or run.over() is not None:
             run.note_evaluation(await run.evaluate())
             metrics |= progress.last | {"time/evaluate_s": time.perf_counter() - began}
         metrics_log.write(progress.iteration, progress.env_steps, run.seconds(), metrics)
@@ -252,8 +261,14 @@ async def _account(run: TrainingRun, step: Iteration[Collected, Update]) -> dict
     run.warn(step.learnt.warnings)
     metrics = episode_metrics(step.collected.episodes, run.spec.has_success) | step.learnt.metrics
     metrics |= {"time/rollout_s": step.rollout_seconds, "time/learn_s": step.learn_seconds}
-    metrics |= _stage_times(await run.system.take_times())
-    run.screen.update(progress.env_steps, _status(metrics, run.spec.has_success))
+    spent = await run.system.take_times()
+    metrics |= _stage_times(spent)
+    wall = run.lap()
+    busy = busy_shares(spent, wall, run.system.plan)
+    bottleneck = max(busy, key=busy.__getitem__)
+    metrics |= {"time/iteration_s": wall, "time/idle_share": 1 - busy[bottleneck]}
+    status = f"{_status(metrics, run.spec.has_success)}; bottleneck {bottleneck}, busy {busy[bottleneck]:.0%}"
+    run.screen.update(progress.env_steps, status)
     return metrics
 
 
@@ -275,6 +290,17 @@ def _stage_times(spent: dict[tuple[str, str, str], float]) -> dict[str, float]:
             key = f"time/{worker.split('[')[0]}_{name.replace(' ', '_')}_s"
             times[key] = times.get(key, 0.0) + seconds
     return times
+
+
+def busy_shares(spent: dict[tuple[str, str, str], float], wall: float, plan: Plan) -> dict[str, float]:
+    """Per stage, the share of the iteration's wall time that its workers were busy, on average; the largest is the
+    bottleneck, and what it lacks to 1 is idle time that a better plan could use."""
+    busy = dict.fromkeys(plan.stages, 0.0)
+    for (worker, _, category), seconds in spent.items():
+        stage = worker.split("[")[0]
+        if category == BUSY and stage in busy:
+            busy[stage] += seconds / len(plan.stages[stage].devices)
+    return {stage: min(1.0, seconds / wall) for stage, seconds in busy.items()}
 
 
 def _status(metrics: dict[str, float], has_success: bool) -> str:

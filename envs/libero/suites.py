@@ -130,7 +130,7 @@ def _load_numpy(path: Path) -> np.ndarray:
 
 def _load_torch(path: Path) -> np.ndarray:
     """The originals are numpy arrays written by torch.save; only what builds such an array is let through."""
-    reconstruct = np.core.multiarray._reconstruct if hasattr(np, "core") else np._core.multiarray._reconstruct
+    reconstruct = np.empty(0).__reduce__()[0]
     allowed = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType]
     names = [(reconstruct, "numpy.core.multiarray._reconstruct"), (reconstruct, "numpy._core.multiarray._reconstruct")]
     with torch.serialization.safe_globals([*allowed, *names]):

@@ -61,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
     from reasoning.evaluation.page import write_results
     from reasoning.evaluation.run import EvaluationConfig, evaluate
     from reasoning.generation.native import NativeEngine
-    from reasoning.models.loading import end_tokens, load_model, load_tokenizer
+    from reasoning.models.loading import end_tokens, load_model, load_tokenizer, without_progress_bars
     from reasoning.problems import load_problems
     from reasoning.prompts import PromptConfig, Prompter
     from reasoning.rewards.reward import RewardConfig, RewardFunction, TermConfig
 
+    without_progress_bars()
     protocol = _protocol(args.protocol)
     if args.data is None and protocol is None:
         raise RefusedInput("name the problems (a file, a folder, hub:OWNER/NAME or family:NAME), or a --protocol")

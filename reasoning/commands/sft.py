@@ -51,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from embodied.config import parse
-    from reasoning.models.loading import load_model, load_tokenizer
+    from reasoning.models.loading import load_model, load_tokenizer, without_progress_bars
     from reasoning.models.tiny import tiny_model, tiny_tokenizer
     from reasoning.problems import load_problems
     from reasoning.prompts import PromptConfig, Prompter
     from reasoning.rewards.reward import RewardConfig, RewardFunction
     from reasoning.sft import SFTConfig, fit
 
+    without_progress_bars()
     if args.out.exists() and any(args.out.iterdir()):
         raise RefusedInput(f"--out {args.out} is not empty; name a new folder")
     names = ("steps", "batch", "lr", "until", "evaluate_every", "max_new_tokens", "row_tokens", "precision", "seed")

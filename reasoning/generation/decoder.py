@@ -174,9 +174,8 @@ class Decoder:
             keys[slots, :, positions] = k
             values[slots, :, positions] = v
             # the query heads that share a key head are laid along the query axis: no copy of keys per query head
-            attended = F.scaled_dot_product_attention(
-                q.view(rows, shape.kv_heads, -1, shape.size), keys[:rows, :, :span], values[:rows, :, :span], mask
-            )
+            q = q.view(rows, shape.kv_heads, -1, shape.size)
+            attended = _attend(q, keys[:rows, :, :span], values[:rows, :, :span], mask)
             x = self._rest(layer, x, attended.reshape(rows, -1))
         return self._logits(x)
 
@@ -217,6 +216,20 @@ class Decoder:
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return self._head(F.rms_norm(x, (self.shape.hidden,), self._norm, self.shape.epsilon))
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Queries [B, kv heads, group, size] on keys and values [B, kv heads, span, size].
+
+    On the CPU two products are up to three times as fast as torch's fused kernel for so few queries in bfloat16, and
+    as fast in float32.
+    """
+    if q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, mask)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores += mask
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def _named_weights(model: PreTrainedModel, tied: bool) -> dict[str, torch.Tensor]:

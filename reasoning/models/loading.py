@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from embodied.errors import AssetError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def without_progress_bars() -> None:
+    """Keep transformers from drawing bars for files that take a moment; for commands, which have their own output."""
+    transformers_logging.disable_progress_bar()
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:

@@ -9,20 +9,22 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """A prompt worked out once. keys and values: [layers, kv heads, S, head size]. logits: [V], of its next token."""
+    """A prompt worked out once. stored: its keys and values [layers, 2, kv heads, S, head size].
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    logits: [V], of its next token.
+    """
+
+    stored: torch.Tensor
     logits: torch.Tensor
 
     @property
     def length(self) -> int:
         """Tokens."""
-        return self.keys.shape[2]
+        return self.stored.shape[3]
 
 
 class SlotCache:
-    """keys and values: [layers, slots, kv heads, capacity, head size].
+    """stored: keys and values [layers, 2, slots, kv heads, capacity, head size].
 
     Memory that was never written is zero and stays untouched on the CPU until it is.
     """
@@ -39,26 +41,22 @@ class SlotCache:
         device: torch.device,
     ) -> None:
         # zeros, not empty: a masked place still enters a product with weight 0, and 0 times NaN is NaN
-        shape = (layers, slots, heads, capacity, size)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.stored = torch.zeros((layers, 2, slots, heads, capacity, size), dtype=dtype, device=device)
 
     @property
     def slots(self) -> int:
         """How many responses at once."""
-        return self.keys.shape[1]
+        return self.stored.shape[2]
 
     @property
     def capacity(self) -> int:
         """Tokens of one slot, prompt and response."""
-        return self.keys.shape[3]
+        return self.stored.shape[4]
 
     def fill(self, slot: int, prefix: Prefix) -> None:
         """Begin a slot with a prompt."""
-        self.keys[:, slot, :, : prefix.length] = prefix.keys
-        self.values[:, slot, :, : prefix.length] = prefix.values
+        self.stored[:, :, slot, :, : prefix.length] = prefix.stored
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
-        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.stored[:, :, target, :, :length] = self.stored[:, :, source, :, :length]

@@ -141,20 +141,16 @@ class Decoder:
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         cos, sin = self._cos[positions], self._sin[positions]
         x = F.embedding(tokens, self._embedding)
-        keys, values = [], []
+        kept = []
         for layer in self._layers:
-            q, k, v = self._qkv(layer, x, cos, sin)
-            keys.append(k)
-            values.append(v)
-            pieces = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+            q, kv = self._qkv(layer, x, cos, sin)
+            kept.append(kv)
+            pieces = zip(q.split(lengths), kv.split(lengths), strict=True)
             x = self._rest(layer, x, torch.cat([self._attend_causally(*piece) for piece in pieces]))
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         logits = self._logits(x[last])
-        stacked = [
-            (torch.stack(part).transpose(1, 2)) for part in (keys, values)
-        ]  # [layers, kv heads, tokens of all prompts, size]
-        spans = zip(*(part.split(lengths, dim=2) for part in stacked), logits, strict=True)
-        return [Prefix(k, v, row) for k, v, row in spans]
+        stored = torch.stack(kept).permute(0, 2, 3, 1, 4)  # [layers, 2, kv heads, tokens of all prompts, size]
+        return [Prefix(piece, row) for piece, row in zip(stored.split(lengths, dim=3), logits, strict=True)]
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int], places: Sequence[int], cache: SlotCache) -> torch.Tensor:
@@ -169,13 +165,12 @@ class Decoder:
         slots = torch.arange(rows, device=self.device)
         x = F.embedding(torch.tensor(tokens, device=self.device), self._embedding)
         for index, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, cos, sin)
-            keys, values = cache.keys[index], cache.values[index]
-            keys[slots, :, positions] = k
-            values[slots, :, positions] = v
+            q, kv = self._qkv(layer, x, cos, sin)
+            stored = cache.stored[index]
+            stored[:, slots, :, positions] = kv
             # the query heads that share a key head are laid along the query axis: no copy of keys per query head
             q = q.view(rows, shape.kv_heads, -1, shape.size)
-            attended = _attend(q, keys[:rows, :, :span], values[:rows, :, :span], mask)
+            attended = _attend(q, stored[0, :rows, :, :span], stored[1, :rows, :, :span], mask)
             x = self._rest(layer, x, attended.reshape(rows, -1))
         return self._logits(x)
 
@@ -186,24 +181,25 @@ class Decoder:
 
     def _qkv(
         self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [N, hidden], cos and sin [N, 1, size] -> queries [N, heads, size], keys and values [N, kv heads, size]."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [N, hidden], cos and sin [N, 1, size] -> queries [N, heads, size], keys with values [N, 2, kv heads, size]."""
         shape = self.shape
         joint = layer.qkv(F.rms_norm(x, (shape.hidden,), layer.attention_norm, shape.epsilon))
         joint = joint.view(len(x), -1, shape.size)
-        turning, v = joint.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=1)
+        q, kv = joint[:, : shape.heads], joint[:, shape.heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = turning.split([shape.heads, shape.kv_heads], dim=1)
-            q = F.rms_norm(q, (shape.size,), layer.query_norm, shape.epsilon)
-            k = F.rms_norm(k, (shape.size,), layer.key_norm, shape.epsilon)
-            turning = torch.cat([q, k], dim=1)
+            q.copy_(F.rms_norm(q, (shape.size,), layer.query_norm, shape.epsilon))
+            k = kv[:, : shape.kv_heads]
+            k.copy_(F.rms_norm(k, (shape.size,), layer.key_norm, shape.epsilon))
+        turning = joint[:, : shape.heads + shape.kv_heads]
+        other_half = turning.roll(shape.size // 2, -1)
         # the sign of the first half of a rotation is in the table of sines
-        turned = torch.addcmul(turning * cos, turning.roll(shape.size // 2, -1), sin)
-        q, k = turned.split([shape.heads, shape.kv_heads], dim=1)
-        return q, k, v
+        turning.mul_(cos).addcmul_(other_half, sin)
+        return q, kv.view(len(x), 2, shape.kv_heads, shape.size)
 
-    def _attend_causally(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """One prompt: [S, heads, size] and twice [S, kv heads, size] -> [S, heads * size]."""
+    def _attend_causally(self, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """One prompt: [S, heads, size] and [S, 2, kv heads, size] -> [S, heads * size]."""
+        k, v = kv.unbind(1)
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
         grouped = self.shape.heads != self.shape.kv_heads
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

@@ -1,8 +1,8 @@
 """How the planner's search grows with devices and stages, on one core, and its time on the paper's flows.
 
-Chains of 3, 5 and 8 stages with drawn costs (fixed parts, work for 8192 items, communication, replicas of 1 to 4 devices;
-the last stage needs all items) on 8 to 4096 devices: with memory that never binds, and with states of 5 to 60 GiB of
-which the devices (80 GB) cannot keep all. CPU seconds of one process, the median over three drawn chains.
+Chains of 3, 5 and 8 stages with drawn costs (fixed parts, work for 8192 items, communication, replicas of 1 to 4
+devices; the last stage needs all items) on 8 to 4096 devices: with memory that never binds, and with states of 5 to
+60 GiB of which the devices (80 GB) cannot keep all. CPU seconds of one process, the median over three drawn chains.
 
     python benchmarks/planner_growth.py [--output benchmarks/results/planner_growth.md]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import random
 import statistics
 import sys
@@ -71,9 +72,7 @@ def chain(stages: int, devices: int, seed: int, *, memory: bool) -> FlowProfile:
             devices_per_replica=draw.choice([1, 1, 2, 4]),
         )
         found[name] = StageProfile(items=8192, max_pieces=1 if last else 64, on={"accelerator": cost})
-    edges = tuple(
-        EdgeProfile(source=a, target=b, seconds_per_item=1e-4) for a, b in zip(names, names[1:], strict=False)
-    )
+    edges = tuple(EdgeProfile(source=a, target=b, seconds_per_item=1e-4) for a, b in itertools.pairwise(names))
     group = NodeGroup(nodes=devices // 8, accelerators_per_node=8, accelerator_memory_bytes=80e9)
     return FlowProfile(flow="chain", stages=found, edges=edges, cluster=Cluster(groups={"gpus": group}))
 
@@ -133,7 +132,9 @@ def main() -> None:
             lines.append(f"| {name} | {devices} | {statistics.median(seconds(sized) for _ in range(3)):.3f} |")
             print(lines[-1], flush=True)
     if args.output:
-        args.output.write_text("# Growth of the planner's search\n\n" + (__doc__ or "").strip() + "\n\n" + "\n".join(lines) + "\n")
+        args.output.write_text(
+            "# Growth of the planner's search\n\n" + (__doc__ or "").strip() + "\n\n" + "\n".join(lines) + "\n"
+        )
         draw(results, args.output.with_suffix(".svg"))
 
 

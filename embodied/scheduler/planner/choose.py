@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
+import statistics
 from collections.abc import Callable
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.plan import Plan, StagePlan
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.bounds import estimate
+from embodied.scheduler.planner.fit import TERMS
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import Cluster, FlowProfile
 from embodied.scheduler.planner.schedule import Schedule, works
 from embodied.scheduler.planner.search import Style, search
 from embodied.scheduler.planner.simulation import Execution, simulate
 
+UNSURE = 0.1  # models with a larger relative error are hedged against
+DRAWS = 12
 NEAR = 1.1  # schedules whose formula is within 10 % of the best are simulated
 
 
@@ -49,6 +55,38 @@ def choose(problem: Problem, style: Style = Style.ANY) -> Choice:
     return min(choices, key=lambda choice: choice.seconds)
 
 
+def hedge(problem: Problem, draws: int = DRAWS, seed: int = 0) -> Choice:
+    """The schedule with the least mean time when every stage's model is wrong by its own stated error.
+
+    Worlds are drawn in which each stage is slower or faster throughout; the best schedule of every world, and those
+    near the best without errors, are simulated in all of them. So a stage whose time hardly falls with more devices
+    gets none of them on the strength of a guess.
+    """
+    source = random.Random(seed)
+    worlds = [Problem(_another_world(problem.profile, source), problem.pieces) for _ in range(draws)]
+    found = search(problem)
+    schedules = {c.schedule: c.seconds for c in found if c.seconds <= NEAR * found[0].seconds}
+    for world in worlds:
+        schedule = search(world)[0].schedule
+        schedules.setdefault(schedule, estimate(problem, schedule).latency)
+    mean = {s: statistics.fmean(simulate(world, s).seconds for world in [problem, *worlds]) for s in schedules}
+    best = min(mean, key=mean.get)
+    return Choice(best, schedules[best], simulate(problem, best))
+
+
+def _another_world(profile: FlowProfile, source: random.Random) -> FlowProfile:
+    """The profile with every stage's time multiplied by a factor drawn from its model's error."""
+    stages = {}
+    for name, stage in profile.stages.items():
+        on = {}
+        for kind, cost in stage.on.items():
+            factor = math.exp(source.gauss(0.0, cost.time.error))
+            terms = {term: getattr(cost.time, term) * factor for term in TERMS}
+            on[kind] = dataclasses.replace(cost, time=dataclasses.replace(cost.time, **terms))
+        stages[name] = dataclasses.replace(stage, on=on)
+    return dataclasses.replace(profile, stages=stages)
+
+
 def compare(profile: FlowProfile, cluster: Cluster | None = None) -> Comparison:
     """The best plan beside the best shared, split and mixed ones."""
     problem = Problem(dataclasses.replace(profile, cluster=cluster) if cluster else profile)
@@ -58,6 +96,9 @@ def compare(profile: FlowProfile, cluster: Cluster | None = None) -> Comparison:
             styles[style] = choose(problem, style)
         except ConfigurationError as error:
             styles[style] = str(error)
+    errors = [cost.time.error for stage in profile.stages.values() for cost in stage.on.values()]
+    if max(errors) > UNSURE:
+        return Comparison(problem, hedge(problem), styles)
     # the search over all styles sees no schedule that these do not; what it keeps of each kind can differ
     choices = [choose(problem), *(c for c in styles.values() if isinstance(c, Choice))]
     return Comparison(problem, min(choices, key=lambda choice: choice.seconds), styles)

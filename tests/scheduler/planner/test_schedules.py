@@ -213,3 +213,29 @@ def test_a_choice_becomes_a_plan_that_reads_back():
     assert plan.stages["env"].devices == ("cuda:0",)
     assert plan.stages["policy"].devices == ("cuda:1",)
     assert plan.stages["env"].slots == 2
+
+
+def test_hedging_is_no_slower_on_average_in_worlds_it_has_not_seen():
+    import statistics
+
+    from embodied.scheduler.planner.choose import _another_world, hedge
+
+    stages = {
+        "env": stage(items=64, time=TimeModel(fixed=1.4, per_item=0.02, error=0.17), pieces=1),
+        "policy": stage(items=64, time=TimeModel(fixed=0.1, per_item=0.2, error=0.17), pieces=1),
+    }
+    cycles = (CycleProfile(stages=("env", "policy"), rounds=10, max_slots=2),)
+    problem = Problem(flow(stages, [("env", "policy"), ("policy", "env")], devices=12, cycles=cycles))
+    worlds = [Problem(_another_world(problem.profile, random.Random(seed))) for seed in range(100, 130)]
+    mean = {
+        plan: statistics.fmean(simulate(world, plan(problem).schedule).seconds for world in worlds)
+        for plan in (choose, hedge)
+    }
+    assert mean[hedge] <= mean[choose]
+
+
+def test_hedging_with_certain_models_is_the_plain_choice():
+    from embodied.scheduler.planner.choose import hedge
+
+    problem = cycle_problem()
+    assert hedge(problem).seconds == choose(problem).seconds

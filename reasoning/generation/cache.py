@@ -6,6 +6,8 @@ import dataclasses
 
 import torch
 
+_GRANULE = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
@@ -24,9 +26,10 @@ class Prefix:
 
 
 class SlotCache:
-    """stored: keys and values [layers, 2, slots, kv heads, capacity, head size].
+    """stored: keys and values [layers, 2, slots, kv heads, room, head size]; room grows up to `capacity` as needed.
 
-    Memory that was never written is zero and stays untouched on the CPU until it is.
+    A product of matrices on the CPU copies a slice of tokens before it begins, so there a step attends to all the room
+    there is, and the room is kept close to what is used. On a GPU all of it is there from the start.
     """
 
     def __init__(
@@ -40,23 +43,41 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        # zeros, not empty: a masked place still enters a product with weight 0, and 0 times NaN is NaN
-        self.stored = torch.zeros((layers, 2, slots, heads, capacity, size), dtype=dtype, device=device)
+        self.slots = slots
+        self.capacity = capacity
+        self._granule = _GRANULE if device.type == "cpu" else capacity
+        self._shape = (layers, 2, slots, heads, size)
+        self.stored = self._empty(0, dtype, device)
 
-    @property
-    def slots(self) -> int:
-        """How many responses at once."""
-        return self.stored.shape[2]
+    def reserve(self, length: int) -> None:
+        """Make room for sequences of `length` tokens."""
+        room = self.stored.shape[4]
+        if length > room:
+            grown = self._empty(length, self.stored.dtype, self.stored.device)
+            grown[:, :, :, :, :room] = self.stored
+            self.stored = grown
 
-    @property
-    def capacity(self) -> int:
-        """Tokens of one slot, prompt and response."""
-        return self.stored.shape[4]
+    def reset(self) -> None:
+        """Let memory go that long sequences needed; for when no slot is in use."""
+        if self.stored.shape[4] > self._granule:
+            self.stored = self._empty(0, self.stored.dtype, self.stored.device)
+
+    def width(self, span: int) -> int:
+        """How many places a step attends to, of which the first `span` are in use."""
+        return self.stored.shape[4] if self.stored.device.type == "cpu" else span
 
     def fill(self, slot: int, prefix: Prefix) -> None:
         """Begin a slot with a prompt."""
+        self.reserve(prefix.length)
         self.stored[:, :, slot, :, : prefix.length] = prefix.stored
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
         self.stored[:, :, target, :, :length] = self.stored[:, :, source, :, :length]
+
+    def _empty(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        layers, two, slots, heads, size = self._shape
+        room = min(self.capacity, max(1, -(-length // self._granule)) * self._granule)
+        # zeros, not empty: a masked place still enters a product with weight 0, and 0 times NaN is NaN
+        with torch.inference_mode(False):  # it is also written to where that mode is off
+            return torch.zeros((layers, two, slots, heads, room, size), dtype=dtype, device=device)

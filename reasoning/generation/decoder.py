@@ -159,9 +159,11 @@ class Decoder:
         Returns: logits [B, V] of the next tokens.
         """
         shape, rows, span = self.shape, len(tokens), max(places) + 1
+        cache.reserve(span)
+        width = cache.width(span)
         positions = torch.tensor(places, device=self.device)
         cos, sin = self._cos[positions], self._sin[positions]
-        mask = None if min(places) == max(places) else self._mask(positions, span)
+        mask = None if min(places) + 1 == width else self._mask(positions, width)
         slots = torch.arange(rows, device=self.device)
         x = F.embedding(torch.tensor(tokens, device=self.device), self._embedding)
         for index, layer in enumerate(self._layers):
@@ -170,19 +172,19 @@ class Decoder:
             stored[:, slots, :, positions] = kv
             # the query heads that share a key head are laid along the query axis: no copy of keys per query head
             q = q.view(rows, shape.kv_heads, -1, shape.size)
-            attended = _attend(q, stored[0, :rows, :, :span], stored[1, :rows, :, :span], mask)
+            attended = _attend(q, stored[0, :rows, :, :width], stored[1, :rows, :, :width], mask)
             x = self._rest(layer, x, attended.reshape(rows, -1))
         return self._logits(x)
 
-    def _mask(self, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Additive mask [B, 1, 1, span] of what lies behind each row's position."""
-        beyond = torch.arange(span, device=self.device) > positions[:, None]
+    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor:
+        """Additive mask [B, 1, 1, width] of what lies behind each row's position."""
+        beyond = torch.arange(width, device=self.device) > positions[:, None]
         return torch.zeros_like(beyond, dtype=self.dtype).masked_fill_(beyond, -torch.inf)[:, None, None]
 
     def _qkv(
         self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [N, hidden], cos and sin [N, 1, size] -> queries [N, heads, size], keys with values [N, 2, kv heads, size]."""
+        """x [N, hidden], cos and sin [N, 1, size] -> queries [N, heads, size], keys and values [N, 2, kv, size]."""
         shape = self.shape
         joint = layer.qkv(F.rms_norm(x, (shape.hidden,), layer.attention_norm, shape.epsilon))
         joint = joint.view(len(x), -1, shape.size)
@@ -215,7 +217,7 @@ class Decoder:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Queries [B, kv heads, group, size] on keys and values [B, kv heads, span, size].
+    """Queries [B, kv heads, group, size] on keys and values [B, kv heads, width, size].
 
     On the CPU two products are up to three times as fast as torch's fused kernel for so few queries in bfloat16, and
     as fast in float32.

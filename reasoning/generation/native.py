@@ -184,6 +184,8 @@ class NativeEngine(Engine):
         free = self._cache.slots - len(self._rows)
         if not free or not self._waiting:
             return
+        if not self._rows:
+            self._cache.reset()
         chosen: list[_Row] = []
         fresh: list[_Prompt] = []
         budget = _PREFILL_TOKENS

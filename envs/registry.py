@@ -57,12 +57,17 @@ def describe(config: EnvConfig) -> EnvSpec:
     return _with_episode_steps(batch.spec, config)
 
 
-def make(config: EnvConfig, on_progress: Callable[[int, str, float], None] | None = None) -> VectorEnv:
+def make(
+    config: EnvConfig,
+    on_progress: Callable[[int, str, float], None] | None = None,
+    around: Callable[[EnvConfig, BatchEnv], BatchEnv] | None = None,
+) -> VectorEnv:
     """Start the environments of `config`.
 
     Args:
         config: record of the adapter that `config.id` names.
         on_progress: called with (process, phase, seconds since the start) while simulator processes start.
+        around: puts something around every simulator, in the process where that lives; importable by name.
     """
     from envs.local import LocalVectorEnv
     from envs.pool import PoolVectorEnv
@@ -76,10 +81,26 @@ def make(config: EnvConfig, on_progress: Callable[[int, str, float], None] | Non
         )
     factory = _factory(config.id)
     make_batch: Callable[[int], BatchEnv] = functools.partial(factory.make_batch, config)
+    if around is not None:
+        make_batch = functools.partial(_make_around, factory.make_batch, around, config)
     in_process = getattr(factory, "in_process", None)
     if config.processes == 0 or (in_process is not None and in_process(config)):
         return LocalVectorEnv(make_batch, config)
     return PoolVectorEnv(make_batch, config, on_progress=on_progress)
+
+
+def _make_around(
+    make_batch: Callable[[EnvConfig, int], BatchEnv],
+    around: Callable[[EnvConfig, BatchEnv], BatchEnv],
+    config: EnvConfig,
+    num_envs: int,
+) -> BatchEnv:
+    batch = make_batch(config, num_envs)
+    try:
+        return around(config, batch)
+    except BaseException:
+        batch.close()
+        raise
 
 
 def make_by_id(id: str, num_envs: int = 8, slots: int = 1, **options: Any) -> VectorEnv:

@@ -113,6 +113,19 @@ class Evaluation:
     value: torch.Tensor | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Imitation:
+    """How well demonstrated actions are predicted: scalars, averaged over valid actions of the batch.
+
+    loss carries the gradient; accuracy: fraction of action tokens predicted exactly; distance: mean absolute error of
+    the predicted action in normalised units.
+    """
+
+    loss: torch.Tensor
+    accuracy: torch.Tensor
+    distance: torch.Tensor
+
+
 @config
 class PolicyConfig:
     """Options every policy has; each kind of policy derives its own record from it.

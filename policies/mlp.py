@@ -20,6 +20,7 @@ from embodied.errors import ConfigurationError
 from policies import distributions
 from policies.api import (
     Evaluation,
+    Imitation,
     Interface,
     Noise,
     Observed,
@@ -126,6 +127,33 @@ class MLPPolicy(Policy):
         if not self.spec.values:
             raise ConfigurationError("this mlp has no value head (policy.value is none), but a value was asked for")
         return self.value_head(inputs["state"])
+
+    def imitation(self, inputs: TensorDict, actions: torch.Tensor, valid: torch.Tensor | None = None) -> Imitation:
+        """How well demonstrated `actions` [B, C, A] are predicted where `valid` [B, C]; the loss carries the gradient.
+
+        Continuous: half the squared error of the mean in half ranges; the standard deviation is left to exploration,
+        and an action counts as accurate within a 256th of the range. Discrete: cross-entropy.
+        """
+        device = self.actor[0].weight.device
+        actions = actions.to(device)
+        weight = torch.ones(actions.shape[:2], device=device) if valid is None else valid.to(device).float()
+        weight = weight[..., None].expand(actions.shape)
+        total = weight.sum().clamp_min(1)
+        inputs = inputs.to(device)
+        if self.discrete:
+            scores = self._log_probabilities(inputs, Sampling())
+            losses = -distributions.categorical_logprob(scores, actions.long())
+            accurate = scores.detach().argmax(-1) == actions.long()
+            gap = (~accurate).float()
+        else:
+            gap = self._mean(inputs) - (actions - self.action_middle) / self.action_half_range
+            losses = 0.5 * gap.square()
+            accurate = gap.detach().abs() <= 1 / 128
+        return Imitation(
+            loss=(losses * weight).sum() / total,
+            accuracy=(accurate * weight).sum() / total,
+            distance=(gap.detach().abs() * weight).sum() / total,
+        )
 
     def blocks(self) -> list[nn.Module]:
         """Actor and critic."""

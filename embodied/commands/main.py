@@ -13,7 +13,7 @@ import sys
 from embodied import __version__
 from embodied.errors import EXIT_FAILED, EXIT_INTERRUPTED, EmbodiedError
 
-VERBS = ("train", "resume", "eval", "record", "plan", "report", "recipes", "doctor")
+VERBS = ("train", "resume", "eval", "record", "demos", "sft", "plan", "report", "recipes", "doctor")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,6 +30,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse_words(argv: list[str] | None = None) -> argparse.Namespace:
+    """The arguments; `key=value` words may stand anywhere after the verb, also behind options."""
+    parser = build_parser()
+    args, left = parser.parse_known_args(argv)
+    # argparse closes a verb's open-ended list of words at the first option that follows it
+    words = next((getattr(args, name) for name in ("overrides", "rest") if hasattr(args, name)), None)
+    if left and (words is None or any(word.startswith("-") for word in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        words.extend(left)
+    return args
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     from embodied.system.shadowing import check_shadowing
@@ -39,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     verb = "embodied"
     try:
         check_shadowing()  # before any verb is imported: what it warns of would break the import
-        args = build_parser().parse_args(argv)
+        args = parse_words(argv)
         verb = f"embodied {args.verb}"
         return importlib.import_module(f"embodied.commands.{args.verb}").run(args)
     except EmbodiedError as error:

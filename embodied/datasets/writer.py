@@ -82,6 +82,7 @@ class DatasetWriter:
         try:
             tensors = {name: tensor.contiguous() for name, tensor in episode.tensors().items()}
             safetensors.torch.save_file(tensors, partial)
+            partial.chmod((self.folder / INDEX).stat().st_mode)  # readable for whom the rest is
             _flush(partial)
             entry = dataclasses.replace(entry, sha256=file_hash(partial))
             os.replace(partial, path)

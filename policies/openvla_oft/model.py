@@ -14,14 +14,14 @@ from tensordict import TensorDict
 
 from embodied.errors import CheckpointError, ConfigurationError, CorrectnessAlarm
 from policies import distributions
-from policies.api import Evaluation, Interface, Noise, Observed, PolicyOutput, Sampling
+from policies.api import Evaluation, Imitation, Interface, Noise, Observed, PolicyOutput, Sampling
 from policies.openvla_oft.config import OpenVLAOFTConfig
 from policies.openvla_oft.heads import RegressionHead, StateProjector, add_film, film_layers
 from policies.vla import checkpoint, lora
 from policies.vla.bundle import Bundle
 from policies.vla.llama import bidirectional_plan
 from policies.vla.network import OpenVLAModel
-from policies.vla.policy import Imitation, VLAPolicy
+from policies.vla.policy import VLAPolicy
 from policies.vla.statistics import RangeGuard
 
 ACTION_HEAD, STATE_PROJECTOR, VISION = "action_head", "proprio_projector", "vision_backbone"

@@ -19,7 +19,7 @@ from torch import nn
 
 from embodied.errors import CheckpointError, ConfigurationError
 from policies import distributions
-from policies.api import Interface, Observed, Policy, PolicySpec, Sampling
+from policies.api import Imitation, Interface, Observed, Policy, PolicySpec, Sampling
 from policies.vla import lora, statistics
 from policies.vla.action_tokens import ActionTokenizer
 from policies.vla.bundle import Bundle
@@ -53,19 +53,6 @@ class Context:
             return embeddings, None, torch.arange(embeddings.shape[1], device=tail.device)[None]
         valid = torch.cat([self.valid, self.valid.new_ones(tail.shape[:2])], dim=1)
         return embeddings, valid, positions_of(valid)
-
-
-@dataclasses.dataclass(frozen=True)
-class Imitation:
-    """How well demonstrated actions are predicted: scalars, averaged over valid actions of the batch.
-
-    loss carries the gradient; accuracy: fraction of action tokens predicted exactly; distance: mean absolute error of
-    the predicted action in normalised units.
-    """
-
-    loss: torch.Tensor
-    accuracy: torch.Tensor
-    distance: torch.Tensor
 
 
 class VLAPolicy(Policy):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-VERBS = ("train", "resume", "eval", "record", "report", "recipes", "doctor")
+VERBS = ("train", "resume", "eval", "record", "demos", "sft", "report", "recipes", "doctor")
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess:

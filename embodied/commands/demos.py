@@ -1,0 +1,106 @@
+"""`embodied demos ENV`: record demonstrations by scripted experts, for `embodied sft` to learn from."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from embodied.commands.common import add_verb, relative
+from embodied.errors import EXIT_DONE, RefusedInput, SimulatorError
+
+_ENVIRONMENTS = 16
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = add_verb(
+        subparsers,
+        "demos",
+        "record demonstrations by a scripted expert",
+        [
+            "embodied demos maniskill/PushCube-v1 -n 64 --noise 0.2 env.obs=rgb env.image_size=64",
+            "embodied demos libero/libero_object -n 100 --out data/object env.image_size=128 env.mode=fast",
+            "embodied demos maniskill/PickCube-v1 -n 50 --lerobot data/pickcube_lerobot",
+        ],
+    )
+    parser.add_argument("env", help="environment id, e.g. maniskill/PushCube-v1")
+    parser.add_argument("overrides", nargs="*", metavar="env.key=value", help="options of the environment")
+    parser.add_argument("-n", "--episodes", type=int, default=50, help="how many to keep (default 50)")
+    parser.add_argument(
+        "--out", type=Path, help="dataset folder; the default is data/ENV; goes on with one begun there"
+    )
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="disturb the expert's motions; labels stay clean (e.g. 0.2; default 0)"
+    )
+    parser.add_argument("--keep", choices=("successes", "all"), default="successes", help="which attempts to keep")
+    parser.add_argument("--seed", type=int, default=0, help="of worlds and noise (default 0)")
+    parser.add_argument("--preview", type=int, default=4, help="episodes in the preview video (default 4; 0: none)")
+    parser.add_argument("--lerobot", type=Path, metavar="FOLDER", help="also write a copy in LeRobot's format 3.0")
+    parser.add_argument(
+        "--lerobot-pictures", choices=("image", "video"), default="image", help="lossless images or small videos there"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record, film a preview, export, and say what to do next."""
+    from embodied.config import parse
+    from embodied.datasets import open_dataset
+    from embodied.datasets.lerobot_export import Pictures, export_lerobot
+    from embodied.interaction.demonstrate import DemonstrationConfig, film_demonstrations, record
+    from embodied.interaction.experts import expert_config, expert_kind
+    from embodied.runs.progress import RunProgress
+
+    given = env_overrides(args.overrides)
+    values = {"num_envs": min(args.episodes, _ENVIRONMENTS), **given, "id": args.env}
+    config = expert_config(values)
+    names = ("episodes", "noise", "keep", "seed")
+    options = parse(DemonstrationConfig, {name: getattr(args, name) for name in names})
+    folder = args.out or Path("data") / args.env.replace("/", "_").replace(":", "_")
+    # how many environments play at once, and where, does not change what is recorded
+    lasting = {k: v for k, v in given.items() if k not in ("num_envs", "processes", "start_seconds", "step_seconds")}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedInput(f"the dataset folder {folder} cannot be written: {error.strerror}.") from None
+    with RunProgress(folder / "log.txt", total=args.episodes, unit="episodes") as screen:
+        screen.say(f"recording {args.episodes} episodes of {args.env} into {relative(folder)} ...")
+        recorded = record(
+            config, options, folder, screen, {"id": args.env, **expert_kind(args.env).settings, **lasting}
+        )
+        if recorded.unknown:
+            screen.say(f"there is no expert for tasks {', '.join(map(str, recorded.unknown))}; they were left out")
+        screen.say(f"{recorded.episodes} episodes of {recorded.attempts} attempts in {relative(folder)}")
+        if args.preview > 0:
+            try:
+                screen.say(f"preview: {relative(film_demonstrations(config, folder, args.preview))}")
+            except SimulatorError as error:
+                screen.say(f"warning: no preview: {error} `embodied doctor` shows what is missing.")
+    if args.lerobot is not None:
+        export_lerobot(open_dataset(folder), args.lerobot, Pictures(args.lerobot_pictures))
+        print(f"LeRobot copy: {relative(args.lerobot)}")
+    policy = "openvla_oft/tiny" if config_has_pictures(folder) else "mlp"
+    print("next:")
+    print(f"  embodied sft {policy} {shlex.quote(relative(folder))}")
+    return EXIT_DONE
+
+
+def config_has_pictures(folder: Path) -> bool:
+    """Whether what was recorded can be seen."""
+    from embodied.datasets import open_dataset
+
+    return bool(open_dataset(folder).spec.cameras)
+
+
+def env_overrides(overrides: list[str]) -> dict[str, Any]:
+    """`env.key=value` words as plain values. Raises RefusedInput for others."""
+    import yaml
+
+    values = {}
+    for override in overrides:
+        key, sign, text = override.partition("=")
+        if not sign or not key.startswith("env."):
+            raise RefusedInput(f"{override!r} is not of the form env.key=value, e.g. env.image_size=64")
+        values[key.removeprefix("env.")] = yaml.safe_load(text)
+    return values

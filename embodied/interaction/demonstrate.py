@@ -1,0 +1,276 @@
+"""Recording demonstrations: scripted experts play, what succeeds is kept.
+
+Attempts are numbered. An attempt's world and its noise follow from the recording's seed and the number alone, so the
+dataset is the same however many environments played at once, and a stopped recording goes on to the same end.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from embodied.config import config
+from embodied.datasets import DatasetWriter, Episode, FolderDataset
+from embodied.errors import RefusedInput, SimulatorError
+from embodied.interaction.experts import expert_kind, make_expert_env, plain_spec, split_advice
+from embodied.interaction.recording import recording_env
+from embodied.random import RowNoise, derive_seed
+from embodied.runs.progress import RunProgress
+from envs.api import Assignments, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
+from envs.video import Overlay, VideoRecorder
+
+_SEED_BITS = 31
+_FPS_WITHOUT_RATE = 20.0
+
+
+@config
+class DemonstrationConfig:
+    """episodes: how many to keep.
+    noise: standard deviation, as a fraction of half the action range, of what is added to the expert's translations;
+        the labels stay the expert's own, so that recovering from mistakes is shown too (DART, Laskey et al. 2017).
+    keep: "successes" alone, or "all" attempts. seed: of worlds and noise.
+    attempts: give up after so many attempts for every episode wanted."""
+
+    episodes: int = 50
+    noise: float = 0.0
+    keep: Literal["successes", "all"] = "successes"
+    seed: int = 0
+    attempts: int = 5
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.attempts < 1:
+            raise ValueError(f"episodes is {self.episodes}, attempts {self.attempts}; both must be at least 1")
+        if not 0 <= self.noise <= 1:
+            raise ValueError(f"noise is {self.noise}; expected 0 to 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a recording came to. unknown: tasks the expert cannot do. attempts: how many were made, those among them."""
+
+    folder: Path
+    episodes: int
+    attempts: int
+    unknown: tuple[int, ...]
+
+
+def assignment_of(attempt: int, seed: int, spec: EnvSpec) -> tuple[int, int, int]:
+    """(task, initial state, world seed) of an attempt: tasks take turns; worlds are drawn, never the stored initial
+    states that evaluations are made of."""
+    return attempt % spec.tasks, -1, derive_seed(seed, "demonstrate", attempt) & ((1 << _SEED_BITS) - 1)
+
+
+class _Attempt:
+    """An attempt under way in one environment."""
+
+    def __init__(self, number: int, assignment: tuple[int, int, int]) -> None:
+        self.number, self.assignment = number, assignment
+        self.steps = 0
+        self._rows: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+        self._instruction = ""
+
+    def see(self, observation: Observation, row: int, action: torch.Tensor, label: torch.Tensor) -> None:
+        """What was shown, and what is done about it."""
+        self._instruction = observation.instruction[row]
+        shown = {"state": observation.state, "images": observation.images, "privileged": observation.privileged}
+        for name, tensor in shown.items():
+            if tensor is not None:
+                self._rows[name].append(tensor[row].cpu().clone())
+        self._rows["actions"].append(action)
+        self._rows["labels"].append(label)
+
+    def feel(self, result: StepResult, row: int) -> None:
+        """What came of it."""
+        self.steps += 1
+        self._rows["rewards"].append(result.reward[row, 0].clone())
+        self._rows["success"].append(result.success[row, 0].clone())
+
+    def episode(self) -> Episode:
+        """All of it."""
+        tensors: dict[str, Any] = {name: torch.stack(rows) for name, rows in self._rows.items()}
+        return Episode(**tensors, instruction=self._instruction, assignment=self.assignment)
+
+
+class _Recording:
+    """The attempts of one recording, spread over the environments."""
+
+    def __init__(
+        self, env: VectorEnv, writer: DatasetWriter, options: DemonstrationConfig, screen: RunProgress
+    ) -> None:
+        self.env, self.writer, self.options, self.screen = env, writer, options, screen
+        self.spec = plain_spec(env.spec)
+        self.unknown: set[int] = set()
+        self._playing: list[_Attempt | None] = [None] * env.num_envs
+        self._done = {entry.attempt for entry in writer.entries}
+        self._numbers = itertools.count()
+        self._made = 0
+        self._noise_seed = derive_seed(options.seed, "noise")
+        low, high = (torch.tensor(bound) for bound in (self.spec.action.low, self.spec.action.high))
+        self._low, self._high = low, high
+        self._spread = torch.zeros_like(low)
+        disturbed = list(expert_kind(self.spec.id).disturbed)
+        self._spread[disturbed] = options.noise * ((high - low) / 2)[disturbed]
+
+    def run(self) -> int:
+        """Play until enough episodes are kept; returns how many attempts there were in all."""
+        observation = self._start(list(range(self.env.num_envs)))
+        while any(self._playing):
+            result = self._play(observation)
+            observation = result.observation
+            ended = [
+                row
+                for row, attempt in enumerate(self._playing)
+                if attempt is not None and (bool(result.ended[row]) or bool(result.failed[row]))
+            ]
+            for row in ended:
+                self._conclude(row, lost=bool(result.failed[row]))
+            if ended:
+                observation = self._start(ended)
+        return self._made
+
+    def _start(self, rows: list[int]) -> Observation:
+        """Give the environments `rows` their next attempts, as far as more are needed; returns what all show."""
+        reset = rows  # at first all, since what was never reset shows nothing; later those with something to do
+        while True:
+            for row in rows:
+                if self._playing[row] is None and self._wanted():
+                    self._playing[row] = self._next_attempt()
+            observation = self._reset(reset)
+            _, _, able = split_advice(observation, self.spec)
+            rows = reset = [row for row in rows if self._playing[row] is not None and not bool(able[row])]
+            if not rows:
+                return observation
+            for row in rows:
+                self.unknown.add(self._playing[row].assignment[0])
+                self._playing[row] = None
+
+    def _wanted(self) -> bool:
+        running = sum(attempt is not None for attempt in self._playing)
+        return self.writer.kept + running < self.options.episodes
+
+    def _next_attempt(self) -> _Attempt:
+        for number in self._numbers:
+            self._made = number + 1
+            if self._made > self.options.attempts * max(self.options.episodes, 10):
+                raise SimulatorError(
+                    f"the expert of {self.spec.id} succeeded in {self.writer.kept} of {number} attempts, too rarely "
+                    f"for {self.options.episodes} episodes. Use less noise or a longer env.episode_steps, or keep all; "
+                    f"the episodes kept so far are in {self.writer.folder}."
+                )
+            assignment = assignment_of(number, self.options.seed, self.spec)
+            if number not in self._done and assignment[0] not in self.unknown:
+                return _Attempt(number, assignment)
+        raise AssertionError("unreachable: counting has no end")
+
+    def _reset(self, rows: list[int]) -> Observation:
+        assignments = [a.assignment if a is not None else (0, -1, 0) for a in self._playing]
+        mask = torch.zeros(self.env.num_envs, dtype=torch.bool)
+        mask[rows] = True
+        return self.env.reset(Assignments.unstack(torch.tensor(assignments)), mask)
+
+    def _play(self, observation: Observation) -> StepResult:
+        shown, advice, _ = split_advice(observation, self.spec)
+        actions = self._disturbed(advice)
+        for row, attempt in enumerate(self._playing):
+            if attempt is not None:
+                attempt.see(shown, row, actions[row], advice[row].clone())
+        result = self.env.step(actions[:, None])
+        for row, attempt in enumerate(self._playing):
+            if attempt is not None and not bool(result.failed[row]):
+                attempt.feel(result, row)
+        return result
+
+    def _disturbed(self, advice: torch.Tensor) -> torch.Tensor:
+        if self.options.noise == 0:
+            return advice.clone()
+        numbers = np.array([attempt.number if attempt is not None else 0 for attempt in self._playing])
+        steps = np.array([attempt.steps if attempt is not None else 0 for attempt in self._playing])
+        noise = RowNoise(self._noise_seed, numbers, steps).normal(advice.shape[1])
+        return torch.minimum(torch.maximum(advice + self._spread * noise, self._low), self._high)
+
+    def _conclude(self, row: int, *, lost: bool) -> None:
+        attempt = self._playing[row]
+        if lost:  # its simulator died and was restarted: once more from the start
+            self._playing[row] = _Attempt(attempt.number, attempt.assignment)
+            return
+        self._playing[row] = None
+        episode = attempt.episode()
+        if episode.succeeded or self.options.keep == "all":
+            self.writer.add(attempt.number, episode)
+        else:
+            self.writer.reject(attempt.number, episode)
+        entries = self.writer.entries
+        rate = sum(entry.success for entry in entries) / len(entries)
+        self.screen.update(self.writer.kept, f"{rate:.0%} of {len(entries)} attempts succeeded")
+
+
+def record(
+    env_config: EnvConfig, options: DemonstrationConfig, folder: Path, screen: RunProgress, env_options: dict[str, Any]
+) -> Recorded:
+    """Record demonstrations of `env_config` (from `experts.expert_config`) into `folder`, or go on with those there.
+
+    env_options: the options the user gave, kept with the dataset. Raises RefusedInput for a folder of another
+    recording, SimulatorError where the expert succeeds too rarely.
+    """
+    with make_expert_env(env_config) as env:
+        spec = plain_spec(env.spec)
+        origin = {
+            "expert": "scripted",
+            "env": env_options,
+            "noise": options.noise,
+            "keep": options.keep,
+            "seed": options.seed,
+        }
+        with DatasetWriter(folder, spec, spec.control_hz or _FPS_WITHOUT_RATE, origin) as writer:
+            if writer.kept >= options.episodes:
+                return Recorded(folder, writer.kept, len(writer.entries), ())
+            if writer.kept:
+                screen.say(f"{writer.kept} of {options.episodes} episodes are there already")
+            recording = _Recording(env, writer, options, screen)
+            attempts = recording.run()
+            return Recorded(folder, writer.kept, attempts, tuple(sorted(recording.unknown)))
+
+
+def film_demonstrations(env_config: EnvConfig, folder: Path, count: int) -> Path:
+    """Play the first `count` episodes of the dataset in `folder` again, action by action, into one tiled video in it.
+
+    Raises SimulatorError without a way to render, and RefusedInput where an episode does not end as it was recorded.
+    """
+    dataset = FolderDataset(folder)
+    episodes = [dataset[index] for index in range(min(count, len(dataset)))]
+    longest = max(map(len, episodes))
+    with recording_env(env_config, len(episodes)) as env, VideoRecorder(folder, tile=len(episodes)) as recorder:
+        env.reset(Assignments.unstack(torch.tensor([episode.assignment for episode in episodes])))
+        path = None
+        for step in range(longest):
+            rows = [row for row, episode in enumerate(episodes) if step < len(episode)]
+            frames = env.render(rows)
+            actions = torch.stack([episode.actions[min(step, len(episode) - 1)] for episode in episodes])
+            result = env.step(actions[:, None])
+            for row, frame in zip(rows, frames, strict=True):
+                episode = episodes[row]
+                over = step == len(episode) - 1
+                if bool(result.success[row, 0]) != bool(episode.success[step]):
+                    raise RefusedInput(
+                        f"episode {row} of {folder} does not come out as recorded when it is played again: step {step} "
+                        f"was {'a success' if episode.success[step] else 'no success'}. Do the environment's options "
+                        "and the simulator's version match the recording's?"
+                    )
+                overlay = Overlay(
+                    instruction=episode.instruction,
+                    step=step,
+                    reward=float(episode.rewards[step]),
+                    success=bool(episode.success[: step + 1].any()) if over or episode.success[step] else None,
+                    action=episode.labels[step].tolist(),
+                )
+                recorder.add(row, frame, overlay)
+                if over:
+                    path = recorder.end_episode(row, episode.succeeded, "preview") or path
+    assert path is not None, "every episode ended, so the grid is complete"
+    return path

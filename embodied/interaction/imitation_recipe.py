@@ -1,0 +1,212 @@
+"""What a fit to demonstrations is told, as typed records: composed from `configs/sft/`, checked as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from embodied.config import config, parse
+from embodied.config.compose import CONFIGS, compose_recipe
+from embodied.errors import ConfigurationError, suggest
+from embodied.interaction.augmentation import AugmentationConfig
+from embodied.interaction.recipe import CheckpointConfig, LoggerConfig, RunConfig, resolve_device
+from embodied.learner.learner import LearnerConfig
+from policies import registry
+from policies.api import PolicyConfig
+
+RECIPE_FILE = "sft.yaml"  # in the run folder
+
+
+@config
+class DataConfig:
+    """folder: the dataset. episodes: use the first so many; None uses all. held_out: fraction of the episodes that is
+    not learnt from but measured on."""
+
+    folder: str
+    episodes: int | None = None
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.episodes is not None and self.episodes < 1:
+            raise ValueError(f"episodes is {self.episodes}; it must be at least 1")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; expected 0 to below 1")
+
+
+@config
+class ScheduleConfig:
+    """Of the learning rate. warmup_steps: rises linearly to learner.lr over so many steps. decay: then stays, or falls
+    as a cosine to 0 at the last step."""
+
+    warmup_steps: int = 0
+    decay: Literal["constant", "cosine"] = "constant"
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it cannot be negative")
+
+    def factor(self, step: int, total: int) -> float:
+        """Of the learning rate at `step` (from 0) of `total`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        done = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * done))
+
+
+@config
+class ValidationConfig:
+    """On the held-out episodes. every: steps between two; None: once an epoch. metric: which one tells the better
+    policy. patience: stop after so many in a row without a better one; None goes on to the last epoch."""
+
+    every: int | None = None
+    metric: Literal["distance", "accuracy", "loss"] = "distance"
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1, or null")
+
+
+@config
+class MachineConfig:
+    """device: where the policy learns; auto takes a GPU if there is one. threads: of the tensor library."""
+
+    device: str = "auto"
+    threads: int = 1
+
+
+_SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "augment": AugmentationConfig,
+    "learner": LearnerConfig,
+    "schedule": ScheduleConfig,
+    "validation": ValidationConfig,
+    "machine": MachineConfig,
+    "checkpoint": CheckpointConfig,
+    "logger": LoggerConfig,
+    "run": RunConfig,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitationRecipe:
+    """One fit, completely described. augment None: pictures as they are. checkpoint.every counts optimiser steps."""
+
+    name: str
+    description: str
+    seed: int
+    policy: PolicyConfig
+    data: DataConfig
+    augment: AugmentationConfig | None
+    learner: LearnerConfig
+    schedule: ScheduleConfig
+    validation: ValidationConfig
+    machine: MachineConfig
+    checkpoint: CheckpointConfig
+    logger: LoggerConfig
+    run: RunConfig
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values, complete with defaults; `parse_sft` is its inverse."""
+        return dataclasses.asdict(self)
+
+
+def sft_recipes() -> list[str]:
+    """The recipes that ship, by the policy's name."""
+    return sorted(_policy_name(path) for path in (CONFIGS / "sft").glob("*.yaml"))
+
+
+def _policy_name(path: Path) -> str:
+    return str(yaml.safe_load(path.read_text())["policy"]["name"])
+
+
+def compose_sft(policy: str, data: str, overrides: list[str]) -> ImitationRecipe:
+    """The recipe for a policy by name, or of a .yaml file, on the dataset in folder `data`, with overrides.
+
+    Raises ConfigurationError for what is unknown or impossible.
+    """
+    named = CONFIGS / "sft" / f"{policy.replace('/', '_')}.yaml"
+    path = named if named.is_file() and policy in sft_recipes() else Path(policy).expanduser()
+    if path.suffix != ".yaml" or not path.is_file():
+        raise ConfigurationError(
+            f"There is no recipe to fit {policy!r}, nor a .yaml file of that name. "
+            + suggest(policy, sft_recipes(), noun="policies")
+            + " Start from weights of yours with policy.checkpoint=FOLDER."
+        )
+    values = compose_recipe(str(path), overrides)
+    values["data"] = {**values.get("data", {}), "folder": data}
+    return parse_sft(f"sft_{path.stem}", values)
+
+
+def load_sft_recipe(folder: Path) -> ImitationRecipe:
+    """The recipe of an existing run. Raises ConfigurationError where there is none."""
+    path = folder / RECIPE_FILE
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} is no run of `embodied sft`: there is no {RECIPE_FILE} in it")
+    values = yaml.safe_load(path.read_text())
+    return parse_sft(values["name"], values)
+
+
+def parse_sft(name: str, values: dict[str, Any]) -> ImitationRecipe:
+    """Typed records of composed values, checked together. Raises ConfigurationError listing every fault."""
+    faults: list[str] = []
+    known = ("name", "description", "seed", "policy", *_SECTIONS)
+    faults += [
+        f"Unknown configuration key {key!r} (value {value!r}). " + suggest(key, known, noun="keys")
+        for key, value in values.items()
+        if key not in known
+    ]
+    seed = values.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        faults.append(f"Configuration key 'seed' is {seed!r}: it should be a whole number, 0 or more.")
+    parts: dict[str, Any] = {}
+    policy = values.get("policy")
+    if not isinstance(policy, dict) or not isinstance(policy.get("name"), str):
+        raise ConfigurationError("Configuration key 'policy.name' must name the policy, e.g. openvla_oft/tiny.")
+    for section, given in {"policy": policy, **{section: values.get(section) for section in _SECTIONS}}.items():
+        if given is None and section in ("augment",):
+            parts[section] = None
+            continue
+        given = {"every": 200} if given is None and section == "checkpoint" else given or {}
+        try:
+            record = registry.config_class(policy["name"]) if section == "policy" else _SECTIONS[section]
+            parts[section] = parse(record, given, at=section)
+        except ConfigurationError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigurationError("\n".join(faults))
+    recipe = ImitationRecipe(name=name, description=str(values.get("description", "")), seed=seed, **parts)
+    check(recipe)
+    return recipe
+
+
+def check(recipe: ImitationRecipe) -> None:
+    """Refuse impossible combinations, with the reason. Raises ConfigurationError."""
+    faults: list[str] = []
+    learner, crop = recipe.learner, 1.0 if recipe.augment is None else recipe.augment.crop_area
+    image = getattr(recipe.policy, "image", None)
+    if image is None and recipe.augment is not None:
+        faults.append(f"augment changes pictures, but policy {recipe.policy.name} looks at none; set augment=null")
+    elif image is not None and image.crop_area != crop:
+        faults.append(
+            f"the policy is fitted to crops of area {crop:g} (augment.crop_area) but would act on crops of "
+            f"{image.crop_area:g} (policy.image.crop_area): objects would differ in size; set both alike"
+        )
+    if learner.target_kl is not None:
+        faults.append("learner.target_kl stops reinforcement learning; there is no acting policy here. Leave it out")
+    if learner.global_batch is None:
+        faults.append("learner.global_batch must say how many decisions make up an optimiser step, e.g. 64")
+    try:
+        resolve_device(recipe.machine.device)
+    except ConfigurationError as error:
+        faults.append(str(error))
+    if faults:
+        raise ConfigurationError("\n".join(faults))

@@ -149,6 +149,7 @@ def _work(problem: Problem, work: Work, pieces: int, own: _Own | None) -> Estima
     switching = switching_seconds(problem, work, parts)
     total = sum(seconds.values())
     if unit.cycle:
+        rounds = problem.bounding_rounds(unit, work.blocks, rounds)
         hops = problem.cycle_hops(unit, work.blocks, parts * work.slots)
         total = problem.cycle_seconds(rounds, work.slots, [sum(seconds[s] for s in b) for b in blocks], hops)
     if streams:

@@ -202,6 +202,12 @@ class Problem:
         Whole epochs are handed on first; only more pieces than epochs divide the items."""
         return -(-cycle.epochs // pieces) * cycle.rounds, max(1, -(-pieces // cycle.epochs))
 
+    def bounding_rounds(self, unit: Unit, blocks: tuple[tuple[str, ...], ...], rounds: int) -> int:
+        """Rounds to count in the formula: one more when a block holds the last and the first stages, for it then enters
+        the first round in its middle and leaves the last one there."""
+        ends = {unit.stages[0], unit.stages[-1]}
+        return rounds + (len(blocks) > 1 and any(ends <= set(block) for block in blocks))
+
     def cycle_seconds(self, rounds: int, slots: int, blocks: list[float], hops: float) -> float:
         """Time of `rounds` rounds of `slots` sub-batches. blocks: seconds that each group of devices works for one
         sub-batch in a round. hops: seconds that hand-overs add to it.
@@ -253,9 +259,10 @@ class Problem:
 
     def _cycle_rows(self, unit: Unit, pieces: int) -> Iterator[tuple]:
         cycle = unit.cycle
-        rounds, parts = self.cycle_share(cycle, pieces)
+        share, parts = self.cycle_share(cycle, pieces)
         for places in itertools.product(*(self.places(s) for s in unit.stages)):
-            for blocks in partitions(unit.stages):
+            for blocks in contiguous_partitions(unit.stages):
+                rounds = self.bounding_rounds(unit, blocks, share)
                 where = [{places[unit.stages.index(s)] for s in block} for block in blocks]
                 if any(len(w) > 1 for w in where):
                     continue  # stages that share devices are on one resource
@@ -403,12 +410,17 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def partitions(names: tuple[str, ...]) -> list[tuple[tuple[str, ...], ...]]:
-    """All ways to divide names into blocks, names in order."""
-    if len(names) == 1:
-        return [(names,)]
-    found = []
-    for rest in partitions(names[1:]):
-        found.append(((names[0],), *rest))
-        found += [(*rest[:i], (names[0], *rest[i]), *rest[i + 1 :]) for i in range(len(rest))]
+def contiguous_partitions(names: tuple[str, ...]) -> list[tuple[tuple[str, ...], ...]]:
+    """All ways to cut a circle of names into blocks of neighbours. A block that a sub-batch enters twice a round is
+    left out: nothing is known of its period."""
+    count = len(names)
+    found = [(names,)]
+    for mask in range(1 << count):
+        cuts = [i for i in range(count) if mask >> i & 1]  # a cut lies before the name at each of these places
+        if len(cuts) < 2:
+            continue
+        turned = names[cuts[0] :] + names[: cuts[0]]
+        ends = [cut - cuts[0] for cut in cuts[1:]] + [count]
+        blocks = [turned[a:b] for a, b in itertools.pairwise([0, *ends])]
+        found.append(tuple(sorted(blocks, key=lambda block: min(names.index(name) for name in block))))
     return found

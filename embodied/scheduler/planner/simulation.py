@@ -269,22 +269,26 @@ class _Simulation:
         end = task.begin
         while waiting:
             ready, turn, slot, index = heapq.heappop(waiting)
-            stage = order[index]
-            block = block_of[stage]
+            block = block_of[order[index]]
             begin = max(ready, free[block])
             if waiting and begin > ready and (begin, turn, slot, index) > waiting[0]:
                 # not its time yet: others may be served elsewhere in between
                 heapq.heappush(waiting, (begin, turn, slot, index))
                 continue
-            alive = self._alive(cycle, turn % cycle.rounds)
-            took = seconds[stage] if alive == 1.0 else self._shorter(work, stage, parts * work.slots, alive)
-            free[block] = begin + took * self._deviation(stage, kind[stage])
-            self._block_span(task, block, stage, begin, free[block])
+            # a block passes a sub-batch through all its stages before it takes the next one
+            while block_of[order[index]] == block and turn < rounds:
+                stage = order[index]
+                alive = self._alive(cycle, turn % cycle.rounds)
+                took = seconds[stage] if alive == 1.0 else self._shorter(work, stage, parts * work.slots, alive)
+                free[block] = begin + took * self._deviation(stage, kind[stage])
+                self._block_span(task, block, stage, begin, free[block])
+                begin, left = free[block], index
+                turn, index = (turn, index + 1) if index + 1 < len(order) else (turn + 1, 0)
+                if len(work.blocks) == 1:
+                    break  # one block for all: slots take turns round by round
             end = max(end, free[block])
-            if index + 1 < len(order):
-                heapq.heappush(waiting, (free[block] + hop[index], turn, slot, index + 1))
-            elif turn + 1 < rounds:
-                heapq.heappush(waiting, (free[block] + hop[index], turn + 1, slot, 0))
+            if turn < rounds:
+                heapq.heappush(waiting, (free[block] + hop[left], turn, slot, index))
         return end
 
     def _hop(self, source: str, target: str, parts: int, block_of: dict[str, int]) -> float:

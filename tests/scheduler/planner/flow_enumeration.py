@@ -13,7 +13,7 @@ import numpy as np
 
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.bounds import estimate
-from embodied.scheduler.planner.problem import Problem, partitions
+from embodied.scheduler.planner.problem import Problem, contiguous_partitions
 from embodied.scheduler.planner.profile import (
     Cluster,
     CycleProfile,
@@ -138,7 +138,7 @@ class Enumeration:
             for s in what.stages
         ]
         for where in itertools.product(*places):
-            for blocks in partitions(what.stages) if what.cycle else [((what.stages[0],),)]:
+            for blocks in contiguous_partitions(what.stages) if what.cycle else [((what.stages[0],),)]:
                 at = dict(zip(what.stages, where, strict=True))
                 if any(len({at[s] for s in block}) > 1 for block in blocks):
                     continue

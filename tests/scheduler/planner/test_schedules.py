@@ -1,10 +1,11 @@
+import dataclasses
 import random
 
 import pytest
 from flow_enumeration import random_profile
 
 from embodied.errors import ConfigurationError
-from embodied.scheduler.planner.bounds import estimate
+from embodied.scheduler.planner.bounds import estimate, fits
 from embodied.scheduler.planner.choose import choose, to_plan
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import (
@@ -239,3 +240,29 @@ def test_hedging_with_certain_models_is_the_plain_choice():
 
     problem = cycle_problem()
     assert hedge(problem).seconds == choose(problem).seconds
+
+
+def test_the_formula_bounds_every_placement_of_a_cycle_of_three_stages():
+    from flow_enumeration import Enumeration
+
+    compared = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        profile = random_profile(seed, 3, draw.choice([2, 3, 4]), memory=False, cycle=False, groups=False)
+        circle = [("s0", "s1"), ("s1", "s2"), ("s2", "s0")]
+        profile = dataclasses.replace(
+            profile,
+            stages={name: dataclasses.replace(s, arrivals=()) for name, s in profile.stages.items()},
+            edges=tuple(EdgeProfile(source=a, target=b, latency_seconds=draw.choice([0, 0.2])) for a, b in circle),
+            cycles=(CycleProfile(stages=("s0", "s1", "s2"), rounds=draw.choice([2, 5]), max_slots=3),),
+        )
+        try:
+            problem = Problem(profile, pieces=(1,))
+        except ConfigurationError:
+            continue
+        works = Enumeration(problem).works(0)
+        for work in draw.sample(works, min(15, len(works))):
+            if fits(problem, estimate(problem, work)):
+                assert simulate(problem, work).seconds <= estimate(problem, work).latency * (1 + 1e-9), describe(work)
+                compared += 1
+    assert compared > 200

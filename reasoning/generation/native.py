@@ -92,7 +92,8 @@ class NativeEngine(Engine):
         self._rows: list[_Row] = []
         self._waiting: collections.deque[_Row] = collections.deque()
         self._options: RowSampling | None = None
-        self._resumed: asyncio.Event | None = None
+        self._paused = False
+        self._changed = asyncio.Event()
 
     async def generate(self, requests: Iterable[Request]) -> AsyncIterator[Response]:
         requests = list(requests)
@@ -135,20 +136,24 @@ class NativeEngine(Engine):
                 self._waiting.remove(row)
                 _leave(row.prompt)
             row.stream.append(self._response(row, Finish.ABORTED))
+        if self._paused:  # streams wait; let them hand on what was aborted
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def pause(self) -> None:
-        if self._resumed is None:
-            self._resumed = asyncio.Event()
+        if not self._paused:
+            self._paused = True
+            self._changed = asyncio.Event()
 
     def resume(self) -> None:
-        if self._resumed is not None:
-            self._resumed.set()
-            self._resumed = None
+        self._paused = False
+        self._changed.set()
 
     async def _turn(self) -> None:
         """One step of the model, then whoever else waits for the event loop."""
-        if self._resumed is not None:
-            await self._resumed.wait()
+        if self._paused:
+            changed = self._changed
+            await changed.wait()
             return
         self._admit()
         if self._rows:

@@ -362,6 +362,20 @@ def test_pause_holds_every_stream_until_resume(model):
     assert [len(r.tokens) for r in responses] == [10, 10]
 
 
+def test_abort_reaches_a_paused_stream(model):
+    own = engine(model, eos=())
+
+    async def run():
+        task = asyncio.ensure_future(collect(own, requests(3, Sampling(max_new_tokens=50))))
+        await asyncio.sleep(0)
+        own.pause()
+        await asyncio.sleep(0)
+        own.abort()
+        return await asyncio.wait_for(task, timeout=5)
+
+    assert {r.finish for r in asyncio.run(run())} == {Finish.ABORTED}
+
+
 def test_requests_that_cannot_be_served_are_refused_with_the_numbers(model):
     too_long = Request(0, prompt(100, 0), Sampling(max_new_tokens=50), seed=0)
     with pytest.raises(ConfigurationError, match=r"150 tokens .* capacity is 128"):

@@ -96,6 +96,12 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, device: torch.device, capacity: int) -> None:
         self.shape = Shape.of(model.config)
+        limit = model.config.max_position_embeddings
+        if capacity > limit:
+            raise ConfigurationError(
+                f"sequences of {capacity} tokens are wanted, but this model was made for at most {limit}; "
+                "lower max_new_tokens or the engine's capacity"
+            )
         self.dtype = dtype
         self.device = device
         self._cos, self._sin = _rotary_table(model, capacity, dtype, device)

@@ -112,6 +112,19 @@ def test_eval_command_writes_results_that_repeat_whatever_is_generated_at_once(m
     assert "pass@2" in capsys.readouterr().out
 
 
+def test_a_protocol_reads_a_local_file_of_the_same_shape(model, tmp_path):
+    row = {"question": "Two and two?", "answer": "2+2=4\n#### 4"}
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps(row) + "\n")
+    out = tmp_path / "out"
+    arguments = ["eval", str(model), str(tmp_path / "gsm8k.jsonl"), "--protocol", "gsm8k", "--max-new-tokens", "12"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    record = json.loads((out / "results.json").read_text())
+    assert record["problems"][0]["answers"] == ["4"]
+    assert record["evaluation"]["sampling"]["decode"] == "greedy"
+    assert "\\boxed{}" in record["prompt"]["instruction"]
+    assert list(record["metrics"]) == ["avg@1", "pass@1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -384,6 +384,8 @@ def test_requests_that_cannot_be_served_are_refused_with_the_numbers(model):
         generate(model, requests(1, GREEDY) * 2)
     with pytest.raises(ConfigurationError, match="stop texts need"):
         generate(model, requests(1, Sampling(stop=("x",), max_new_tokens=5)))
+    with pytest.raises(ConfigurationError, match=r"513 tokens .* at most 512"):
+        engine(model, capacity=513)
     with pytest.raises(ConfigurationError, match="empty prompt"):
         generate(model, [Request(0, (), GREEDY, seed=0)])
 

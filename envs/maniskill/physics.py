@@ -321,7 +321,7 @@ class BatchedPhysics:
         forces = self._force.numpy()
         for row in np.flatnonzero(forces.any(axis=1)).tolist():
             body = self._bodies[row]
-            body.add_force_at_point(force=forces[row, :3], point=(body.pose * body.cmass_local_pose).p)
+            body.add_force_at_point(force=forces[row, :3], point=(body.entity_pose * body.cmass_local_pose).p)
         forces[:] = 0
 
     def gpu_apply_rigid_dynamic_torque(self) -> None:

@@ -51,11 +51,13 @@ def without_questions(task: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back warnings that concern the simulator's own code; its errors stay visible."""
+    """Hold back warnings that concern the simulator's own code and assets; its errors stay visible."""
+    sapien = importlib.import_module("sapien")
     names = ("mani_skill ", "mani_skill", "pytorch_kinematics", "trimesh")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
+    sapien.set_log_level("error")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,6 +65,7 @@ def without_noise() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+        sapien.set_log_level("warning")
 
 
 class _Blank:

@@ -131,9 +131,10 @@ class _BatchedTask(SeededEpisodes):
             self.scene.replace_sub_scene(row, renewed(self, self.scene.sub_scenes[row]))
 
 
-def _generator_states(generators: BatchedRNG) -> list[bytes]:
-    numpy_states = [rng.get_state()[1].tobytes() + bytes([rng.get_state()[2] % 251]) for rng in generators.rngs]
-    return [*numpy_states, torch.get_rng_state().numpy().tobytes()]
+def _generator_states(generators: BatchedRNG) -> list[tuple[bytes, int]]:
+    states = [rng.get_state() for rng in generators.rngs]
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return [*((state[1].tobytes(), state[2]) for state in states), (torch_state, 0)]
 
 
 def _links(scene: ManiSkillScene, attributes: dict[str, Any]) -> Iterator[Link]:

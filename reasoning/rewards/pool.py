@@ -173,12 +173,14 @@ class GradingPool:
                     if child is None:
                         self._fail(pending, WorkerError(f"a grading process could not be replaced: {error}"))
                         continue
-                    child = child.end()
+                    child.end()
+                    child = None
                     continue
                 while pending and child is not None:
                     verdict = child.next_verdict(self.deadline_seconds)
                     if verdict.outcome in (Outcome.TIMEOUT, Outcome.CRASH):
-                        child = child.end()
+                        child.end()
+                        child = None
                     self._resolve(pending.popleft(), verdict)
         if child is not None:
             child.end()

@@ -145,7 +145,7 @@ def split_advice(observation: Observation, spec: EnvSpec) -> tuple[Observation, 
 # -- the experts that ship ------------------------------------------------------------------------------------------
 
 
-class _FromState:
+class StateExpert:
     """An expert that is a function of the full state."""
 
     def __init__(self, function: Any) -> None:
@@ -170,7 +170,7 @@ def maniskill_expert(config: Any, batch: BatchEnv) -> Expert:
         raise ConfigurationError(
             f"There is no scripted expert for {config.id}. " + suggest(config.task, sorted(EXPERTS), noun="tasks")
         )
-    return _FromState(EXPERTS[config.task])
+    return StateExpert(EXPERTS[config.task])
 
 
 class _LiberoExpert:

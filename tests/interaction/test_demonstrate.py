@@ -1,0 +1,183 @@
+"""Recording demonstrations with real simulators, from state alone: fast, and needs no graphics driver."""
+
+import pytest
+import torch
+
+from embodied.datasets import open_dataset
+from embodied.datasets.layout import INDEX, read_index
+from embodied.errors import ConfigurationError, RefusedInput, SimulatorError
+from embodied.interaction import experts
+from embodied.interaction.demonstrate import DemonstrationConfig, assignment_of, record
+from embodied.interaction.experts import StateExpert, expert_config, make_expert_env, plain_spec, split_advice
+from embodied.runs.progress import RunProgress
+from envs import registry
+from envs.api import Assignments
+from envs.maniskill.experts import EXPERTS
+
+PUSH = {"id": "maniskill/PushCube-v1", "sim_backend": "cpu"}
+
+
+def play(folder, values=PUSH, num_envs=2, processes=0, **options):
+    config = expert_config({**values, "num_envs": num_envs, "processes": processes})
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunProgress(folder / "log.txt", total=options.get("episodes", 50), unit="episodes") as screen:
+        return record(config, DemonstrationConfig(**options), folder, screen, values)
+
+
+def swing(config, batch):
+    """An expert for a pendulum: brakes, and says so from what is shown alone."""
+    return StateExpert(lambda state: (-state[:, 2:3]).clamp(-2, 2))
+
+
+PENDULUM = {"id": "gym/Pendulum-v1", "episode_steps": 20}
+
+
+@pytest.fixture
+def pendulum(monkeypatch):
+    """A simulator that forgets its past to the bit (PhysX keeps a little of its contacts), given an expert."""
+    kind = experts.ExpertKind(f"{__name__}:swing", {}, (0,))
+    monkeypatch.setitem(experts._KINDS, "gym", kind)
+    return {"values": PENDULUM, "keep": "all", "noise": 0.2}
+
+
+def assert_equal_datasets(first, second, tolerance=0.0):
+    first, second = open_dataset(first), open_dataset(second)
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a.assignment == b.assignment
+        for name, tensor in a.tensors().items():
+            torch.testing.assert_close(tensor, b.tensors()[name], rtol=0, atol=tolerance)
+
+
+def test_what_an_expert_does_is_recorded_with_what_it_saw(tmp_path):
+    recorded = play(tmp_path, episodes=2)
+    assert (recorded.episodes, recorded.attempts, recorded.unknown) == (2, 2, ())
+    dataset = open_dataset(tmp_path)
+    assert dataset.spec == plain_spec(make_spec())
+    assert dataset.origin["env"] == PUSH
+    for number, episode in enumerate(dataset):
+        assert episode.succeeded
+        assert episode.success.tolist() == [False] * (len(episode) - 1) + [True]
+        assert episode.assignment == assignment_of(number, 0, dataset.spec)
+        assert torch.equal(episode.actions, EXPERTS["PushCube-v1"](episode.state))
+        assert torch.equal(episode.actions, episode.labels)
+
+
+def make_spec():
+    with make_expert_env(expert_config({**PUSH, "num_envs": 1, "processes": 0})) as env:
+        return env.spec
+
+
+def test_a_recording_played_again_gives_the_same_rewards(tmp_path):
+    play(tmp_path, episodes=1, noise=0.2)
+    episode = open_dataset(tmp_path)[0]
+    config = expert_config({**PUSH, "num_envs": 1, "processes": 0})
+    with registry.make(config) as env:
+        shown = env.reset(Assignments.unstack(torch.tensor([episode.assignment])))
+        for step in range(len(episode)):
+            assert torch.equal(shown.state[0], episode.state[step])
+            result = env.step(episode.actions[step][None, None])
+            assert result.reward[0, 0] == episode.rewards[step]
+            shown = result.observation
+
+
+def test_noise_disturbs_what_is_done_and_leaves_the_labels_alone(tmp_path):
+    play(tmp_path, episodes=2, noise=0.3)
+    for episode in open_dataset(tmp_path):
+        assert torch.equal(episode.labels, EXPERTS["PushCube-v1"](episode.state))
+        difference = episode.actions - episode.labels
+        assert (difference[:, :3].abs() > 0).float().mean() > 0.5
+        assert difference[:, 3:].abs().max() == 0  # rotation and gripper
+        assert episode.actions.abs().max() <= 1
+
+
+def test_the_dataset_does_not_depend_on_how_many_environments_play(tmp_path, pendulum):
+    for count in (1, 3, 8):
+        play(tmp_path / str(count), num_envs=count, episodes=7, seed=5, **pendulum)
+    assert_equal_datasets(tmp_path / "1", tmp_path / "3")
+    assert_equal_datasets(tmp_path / "1", tmp_path / "8")
+
+
+def test_simulators_in_processes_record_the_same(tmp_path):
+    play(tmp_path / "here", num_envs=4, episodes=4, noise=0.2, seed=7)
+    play(tmp_path / "there", num_envs=4, processes=2, episodes=4, noise=0.2, seed=7)
+    assert_equal_datasets(tmp_path / "here", tmp_path / "there", tolerance=5e-3)
+
+
+def test_a_recording_goes_on_to_the_same_end(tmp_path, pendulum):
+    play(tmp_path / "whole", episodes=5, **pendulum)
+    play(tmp_path / "parts", episodes=2, **pendulum)
+    # what a kill leaves: an episode whose line is missing
+    index = tmp_path / "parts" / INDEX
+    index.write_text(index.read_text().splitlines(keepends=True)[0])
+    assert play(tmp_path / "parts", episodes=5, **pendulum).episodes == 5
+    assert_equal_datasets(tmp_path / "whole", tmp_path / "parts")
+    assert play(tmp_path / "parts", episodes=5, **pendulum).episodes == 5  # nothing left to do
+    with pytest.raises(RefusedInput, match=r"origin\.noise"):
+        play(tmp_path / "parts", episodes=6, **{**pendulum, "noise": 0.1})
+
+
+# with so little time some worlds are solved and others are not
+SHORT = {**PUSH, "episode_steps": 11}
+
+
+def test_failures_are_noted_and_left_out_or_kept(tmp_path):
+    recorded = play(tmp_path / "some", SHORT, episodes=3, attempts=5)
+    entries = read_index(tmp_path / "some")
+    assert recorded.attempts == len(entries) > 3
+    assert sum(entry.success for entry in entries) == 3
+    assert [entry.kept for entry in entries] == [entry.success for entry in entries]
+    assert all(episode.succeeded for episode in open_dataset(tmp_path / "some"))
+    play(tmp_path / "all", SHORT, episodes=recorded.attempts, keep="all")
+    assert [episode.succeeded for episode in open_dataset(tmp_path / "all")] == [entry.success for entry in entries]
+
+
+def test_an_expert_that_hardly_ever_succeeds_is_given_up(tmp_path):
+    with pytest.raises(SimulatorError, match="succeeded in 0 of 10 attempts, too rarely for 1 episodes"):
+        play(tmp_path, {**PUSH, "episode_steps": 2}, num_envs=5, episodes=1, attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"id": "gym/CartPole-v1"}, ["no scripted expert", "maniskill/..."]),
+        ({"id": "maniskill/PushCube-v1", "control_mode": "pd_joint_pos"}, ["pd_joint_pos", "'pd_ee_delta_pose'"]),
+        ({"id": "maniskill/PushCube-v1", "auto_reset": "same_step"}, ["auto_reset", "'disabled'"]),
+        ({"id": "maniskill/PushCube-v1", "imagesize": 3}, ["env.imagesize", "image_size"]),
+    ],
+)
+def test_environments_that_the_expert_cannot_play_are_refused(values, words):
+    with pytest.raises(ConfigurationError) as caught:
+        expert_config(values)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_task_without_expert_is_refused_where_it_is_made():
+    config = expert_config({"id": "maniskill/RollBall-v1", "num_envs": 1, "processes": 0})
+    with pytest.raises(ConfigurationError, match="no scripted expert for maniskill/RollBall-v1"):
+        make_expert_env(config)
+
+
+LIBERO = {"id": "libero/libero_object", "cameras": [], "mode": "fast"}
+
+
+@pytest.mark.slow
+def test_libero_experts_play_beside_their_simulators(tmp_path):
+    recorded = play(tmp_path, LIBERO, num_envs=2, processes=2, episodes=2)
+    assert recorded.episodes == 2
+    assert [episode.assignment[0] for episode in open_dataset(tmp_path)] == [0, 1]
+
+
+@pytest.mark.slow
+def test_tasks_that_no_expert_can_do_are_left_out_and_named(tmp_path):
+    values = {**LIBERO, "id": "libero/libero_goal"}
+    config = expert_config({**values, "num_envs": 10, "processes": 0})
+    with make_expert_env(config) as env:
+        spec = plain_spec(env.spec)
+        shown = env.reset(Assignments.unstack(torch.tensor([assignment_of(task, 0, spec) for task in range(10)])))
+        able = split_advice(shown, spec)[2]
+    assert 3 <= int(able.sum()) < 10
+    first_unable = able.tolist().index(False)
+    recorded = play(tmp_path, values, num_envs=1, episodes=int(able[: first_unable + 2].sum()))
+    assert set(recorded.unknown) <= set((~able).nonzero().flatten().tolist())
+    assert all(able[episode.assignment[0]] for episode in open_dataset(tmp_path))

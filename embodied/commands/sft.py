@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Compose, check, fit; say where the policy is and how to evaluate it."""
     import yaml
 
+    from embodied.datasets import open_dataset
     from embodied.interaction.imitation import fit
     from embodied.interaction.imitation_recipe import compose_sft, load_sft_recipe
     from embodied.runs.folder import RunFolder, create_run_folder
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
             return EXIT_DONE
+        open_dataset(recipe.data.folder)  # refused before anything is written
         exact = Path(recipe.run.folder) if recipe.run.folder else None
         folder = create_run_folder(Path(recipe.run.root), recipe.name, exact)
         resume = False

@@ -1,8 +1,11 @@
 """Recording demonstrations with real simulators, from state alone: fast, and needs no graphics driver."""
 
+import shlex
+
 import pytest
 import torch
 
+from embodied.commands.main import main
 from embodied.datasets import open_dataset
 from embodied.datasets.layout import INDEX, read_index
 from embodied.errors import ConfigurationError, RefusedInput, SimulatorError
@@ -181,3 +184,36 @@ def test_tasks_that_no_expert_can_do_are_left_out_and_named(tmp_path):
     recorded = play(tmp_path, values, num_envs=1, episodes=int(able[: first_unable + 2].sum()))
     assert set(recorded.unknown) <= set((~able).nonzero().flatten().tolist())
     assert all(able[episode.assignment[0]] for episode in open_dataset(tmp_path))
+
+
+def test_from_demonstrations_to_an_evaluated_policy_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--preview", "0", "--noise", "0.1", "env.processes=0", "env.sim_backend=cpu", "--lerobot", "lerobot"]
+    assert main(["demos", "maniskill/PushCube-v1", "-n", "3", *options]) == 0
+    assert "embodied sft mlp data/maniskill_PushCube-v1" in capsys.readouterr().out
+    assert len(open_dataset("lerobot")) == 3
+    assert main(["sft", "mlp", "data/maniskill_PushCube-v1", "--dry-run", "learner.epochs=2"]) == 0
+    assert "epochs: 2" in capsys.readouterr().out
+    assert main(["sft", "mlp", "data/maniskill_PushCube-v1", "learner.epochs=2", "run.folder=run"]) == 0
+    said = capsys.readouterr().out
+    command = next(line for line in said.splitlines() if line.startswith("  embodied eval "))
+    assert main([*shlex.split(command)[1:], "env.num_envs=2", "env.processes=0", "--episodes", "2"]) == 0
+    assert "2 episodes of maniskill/PushCube-v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demos", "maniskill/PushCube-v1", "image_size=64"], "env.key=value"),
+        (["demos", "gym/CartPole-v1"], "no scripted expert"),
+        (["demos", "maniskill/PushCube-v1", "-n", "0"], "episodes is 0"),
+        (["demos", "maniskill/PushCube-v1", "--noise", "2"], "noise is 2"),
+        (["sft", "mlp"], "name a policy and a dataset folder"),
+        (["sft", "mlp", "nowhere", "run.root=runs"], "there is no dataset folder nowhere"),
+        (["sft", "--resume", "nowhere"], "no run of `embodied sft`"),
+    ],
+)
+def test_refusals_name_the_reason_and_exit_with_2(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert said in capsys.readouterr().err

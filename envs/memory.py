@@ -115,8 +115,9 @@ class ObservationMemory:
         if self._arrays is None:
             return self.read().select(torch.from_numpy(rows).to(self._view.state.device))
         fields = {name: torch.from_numpy(array[rows]) for name, array in self._arrays.items()}
-        ids = fields["instruction_ids"].tolist()
-        return Observation(instruction=[self._instructions[i] for i in ids], **fields)
+        if self._single:
+            return Observation(instruction=[self._instructions[0]] * len(rows), **fields)
+        return Observation(instruction=[self._instructions[i] for i in fields["instruction_ids"].tolist()], **fields)
 
 
 @dataclasses.dataclass(frozen=True)

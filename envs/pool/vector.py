@@ -49,6 +49,7 @@ MAX_DEATHS_IN_A_ROW = 3
 """A process that dies so often without completing a chunk in between is not started again."""
 
 _NOTICE_SECONDS = 10.0
+_TICK_MILLISECONDS = 20  # how often to look for late processes, and for a wake-up that was missed
 _SPIN_SECONDS = 50e-6
 _CLOSE_SECONDS = 5.0  # for simulators to close properly
 _BUSY_SECONDS = 0.5  # the same if some are in the middle of a chunk, which an interrupted run need not wait for
@@ -275,11 +276,10 @@ class PoolVectorEnv(SlottedEnv):
 
     def _await_slot(self, slot: int) -> None:
         poller, done = self._pollers[slot]
-        tick = min(1.0, self.config.step_seconds / 4) * 1000
         control = self._control[:, slot]
         requested, finished = control[:, REQUESTED], control[:, DONE]
         while np.count_nonzero(requested != finished):
-            events = poller.poll(tick)
+            events = poller.poll(_TICK_MILLISECONDS)
             for descriptor, _ in events:
                 if descriptor == done:
                     os.eventfd_read(done)

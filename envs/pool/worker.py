@@ -18,6 +18,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -162,6 +163,7 @@ class _Worker:
         self._connection = connection
         self._steppers: dict[int, Any] = {}
         self._memories: dict[int, Any] = {}
+        self._fence = threading.Lock()
         self.doing = "import"
 
     def _enter(self, phase: str) -> None:
@@ -187,7 +189,9 @@ class _Worker:
         self._enter("attach")
         num_envs = setup.slots * setup.slot_size
         control = np.frombuffer(mmap.mmap(setup.control_fd, 0), dtype=np.int64)
-        self._control = control.reshape(setup.processes, setup.slots, CONTROL_COLUMNS)[setup.index]
+        control = control.reshape(setup.processes, setup.slots, CONTROL_COLUMNS)
+        self._control = control[setup.index]
+        self._everyone = [(control[:, slot, REQUESTED], control[:, slot, DONE]) for slot in range(setup.slots)]
         self._handled = self._control[:, REQUESTED].tolist()
         memory = EnvMemory(spec, num_envs, mmap.mmap(setup.memory_fd, EnvMemory.size(spec, num_envs)))
         for slot, start, stop in setup.parts:
@@ -248,7 +252,14 @@ class _Worker:
             send_message(self._connection, _failure(self.doing, slot, error))
             return
         control[DONE] = number
-        os.eventfd_write(self._setup.done_fds[slot], 1)
+        # Only the last process wakes the parent. Every process writes its number before it reads the others', with a
+        # locked operation in between that keeps this order on x86; should two nevertheless miss each other, the
+        # parent looks by itself a little later.
+        with self._fence:
+            requested, done = self._everyone[slot]
+            unfinished = (requested != done).any()
+        if not unfinished:
+            os.eventfd_write(self._setup.done_fds[slot], 1)
 
     def _execute_command(self, name: str, *arguments: Any) -> None:
         self.doing = name

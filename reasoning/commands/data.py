@@ -6,8 +6,10 @@ import argparse
 import collections
 from typing import Any
 
+import yaml
+
 from embodied.commands.common import add_verb
-from embodied.errors import EXIT_DONE, EXIT_REFUSED
+from embodied.errors import EXIT_DONE, EXIT_REFUSED, RefusedInput
 
 _SHOWN = 10
 
@@ -41,6 +43,8 @@ def add_data_arguments(parser: argparse.ArgumentParser, *, data_required: bool =
     parser.add_argument("--answer-form", default="plain", choices=("plain", "boxed", "after_hashes"))
     parser.add_argument("--wrong-choices", nargs="+", default=[], metavar="COLUMN", help="of multiple-choice questions")
     parser.add_argument("--size", type=int, default=1000, help="problems of a family (default 1000)")
+    described = "options of a family, e.g. terms=[3,3] largest=20"
+    parser.add_argument("--family-options", nargs="+", default=[], metavar="KEY=VALUE", help=described)
     parser.add_argument("--data-seed", type=int, default=0, help="which problems of a family")
     parser.add_argument("--limit", type=int, help="only the first so many")
 
@@ -53,11 +57,19 @@ def problems_config(args: argparse.Namespace, **changes: Any) -> Any:
     values: dict[str, Any] = {"limit": args.limit, **changes}
     if args.data.startswith("family:"):
         values |= {"family": args.data.removeprefix("family:"), "size": args.size, "seed": args.data_seed}
+        values["family_options"] = dict(map(_key_value, args.family_options))
     else:
         columns = {"prompt": args.prompt, "answer": args.answer, "answer_form": args.answer_form}
         columns["wrong_choices"] = args.wrong_choices
         values |= {"files": [args.data], "split": args.split, "columns": columns}
     return parse(ProblemsConfig, values)
+
+
+def _key_value(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise RefusedInput(f"the option {text!r} is not of the form key=value, e.g. largest=20")
+    return key, yaml.safe_load(value)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from embodied.config import parse
+    from reasoning.models.cpu_linear import use_onednn
     from reasoning.models.loading import load_model, load_tokenizer, without_progress_bars
     from reasoning.models.tiny import tiny_model, tiny_tokenizer
     from reasoning.problems import load_problems
@@ -69,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         model = tiny_model(tokenizer, seed=args.seed).to(args.device)
     else:
         tokenizer, model = load_tokenizer(args.model), load_model(args.model, dtype=torch.float32, device=args.device)
+    if args.device == "cpu":
+        use_onednn(model)
     chat = "chat" if getattr(tokenizer, "chat_template", None) else "template"
     prompter = Prompter(tokenizer, PromptConfig(format=chat))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters, {len(training)} problems")

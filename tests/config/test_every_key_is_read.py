@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from embodied.interaction import imitation_recipe as imitation
 from embodied.interaction import recipe as recipes
 from embodied.interaction.algorithm import AlgorithmConfig
+from embodied.interaction.augmentation import AugmentationConfig
+from embodied.interaction.demonstrate import DemonstrationConfig
 from embodied.learner.learner import LearnerConfig
 from envs.api import EnvConfig
 from envs.gym import GymConfig
@@ -36,6 +39,12 @@ RECORDS = [
     recipes.ClusterConfig,
     recipes.LoggerConfig,
     recipes.RunConfig,
+    AugmentationConfig,
+    DemonstrationConfig,
+    imitation.DataConfig,
+    imitation.ScheduleConfig,
+    imitation.ValidationConfig,
+    imitation.MachineConfig,
 ]
 
 

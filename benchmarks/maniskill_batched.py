@@ -4,7 +4,7 @@ Peers: gymnasium's AsyncVectorEnv over stock single CPU environments (the wrappe
 2 and 8 worker processes, shared memory on. Ours: 64 environments in 2 processes, one action a chunk. Every round times
 each candidate once, so that a busy machine slows all alike; the median of the rounds counts.
 
-    OMP_NUM_THREADS=1 python benchmarks/maniskill_batched.py [--tasks PickCube-v1 PushCube-v1] [--rounds 5] [--write]
+    OMP_NUM_THREADS=1 python benchmarks/maniskill_batched.py [--tasks PickCube-v1 PushCube-v1] [--rounds 9] [--write]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envs.maniskill.config import ManiSkillConfig
 from envs.registry import make
 
 RESULTS = Path(__file__).parent / "results" / "maniskill_batched.md"
-SECONDS = 4.0
+SECONDS = 2.0
 
 
 def stock_env(task: str) -> gymnasium.Env:
@@ -107,7 +107,7 @@ def measure(task: str, rounds: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["PickCube-v1", "PushCube-v1"])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     lines = [
@@ -128,7 +128,7 @@ def main() -> None:
             "",
             f"{dt.date.today()}, {platform.processor() or platform.machine()}, 2 cores, Python "
             f"{platform.python_version()}, torch {torch.__version__}, gymnasium {gymnasium.__version__}.",
-            f"Random actions, {options.rounds} interleaved rounds of {SECONDS:.0f} s each.",
+            f"Random actions, {options.rounds} interleaved rounds of {SECONDS:.0f} s for each candidate.",
             "",
             "    OMP_NUM_THREADS=1 python benchmarks/maniskill_batched.py --write",
             "",

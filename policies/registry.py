@@ -21,7 +21,7 @@ from embodied.config import parse
 from embodied.errors import AssetError, ConfigurationError, suggest
 from policies.api import Interface, Policy, PolicyConfig
 
-# the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; a module that has
+# the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; one that has
 # a layout of its own on disk also has `save(policy, folder)` and `load(folder)`
 _KINDS = {"mlp": "policies.mlp", "openvla": "policies.openvla", "openvla_oft": "policies.openvla_oft"}
 

@@ -131,27 +131,26 @@ def fastest(rounds: int, contestants: dict[str, Callable[[], None]]) -> dict[str
     return best
 
 
-def compare(size: Size, count: int, slots: int, longest: int, rounds: int, *, ragged: bool) -> None:
+def compare(args: argparse.Namespace, size: Size, kind: str) -> None:
     """One block of the table."""
+    ragged, slots = kind == "ragged", args.slots
+    count, longest = (3 * slots, 2 * args.longest) if ragged else (slots, args.longest)
     draw = random.Random(0)
     lengths = [draw.randint(16, longest) if ragged else longest for _ in range(count)]
     prompts = torch.randint(3, VOCABULARY, (count, PROMPT), generator=torch.Generator().manual_seed(0))
-    model = build(size)
     contestants: dict[str, Callable[[], None]] = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        cast = build(size).to(dtype)
+    for name in args.dtypes:
+        cast = build(size).to(getattr(torch, name))
         contestants[f"native {name}"] = native(cast, prompts, lengths, slots)
-        for cache in ("dynamic", "static"):
+        for cache in args.caches:
             contestants[f"transformers {name}, {cache} cache"] = transformers(cast, prompts, lengths, slots, cache)
         contestants[f"matrix products {name}"] = products(cast, slots, -(-sum(lengths) // slots))
-    seconds = fastest(rounds, contestants)
+    seconds = fastest(args.rounds, contestants)
     speed = {name: sum(lengths) / s for name, s in seconds.items()}
     theirs = max(v for name, v in speed.items() if name.startswith("transformers"))
-    kind = f"ragged, 16-{longest}" if ragged else f"equal, {longest}"
-    del model
+    described = f"ragged, 16-{longest}" if ragged else f"equal, {longest}"
     for name, value in speed.items():
-        print(f"| {size.name} | {kind} | {name} | {value:,.0f} | {value / theirs:.2f} |", flush=True)
+        print(f"| {size.name} | {described} | {name} | {value:,.0f} | {value / theirs:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -161,14 +160,17 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sizes", nargs="+", default=[size.name for size in SIZES])
+    parser.add_argument("--kinds", nargs="+", default=["equal", "ragged"], choices=("equal", "ragged"))
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--caches", nargs="+", default=["dynamic", "static"], choices=("dynamic", "static"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | lengths | engine | tokens/CPU-s | against the best of transformers |")
     print("|---|---|---|---|---|")
     for size in SIZES:
         if size.name in args.sizes:
-            compare(size, args.slots, args.slots, args.longest, args.rounds, ragged=False)
-            compare(size, 3 * args.slots, args.slots, 2 * args.longest, max(1, args.rounds - 1), ragged=True)
+            for kind in args.kinds:
+                compare(args, size, kind)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ def add_parser(subparsers: Any) -> None:
         "sft",
         "fit a model to worked solutions",
         [
-            "reasoning sft tiny family:arithmetic --until 0.3 --out runs/tiny",
+            "reasoning sft tiny family:arithmetic --until 0.25 --out runs/tiny",
             "reasoning sft my_model train.jsonl --prompt question --answer answer --solution answer "
             "--answer-form after_hashes --held-out test.jsonl --out runs/fitted",
         ],
     )
-    parser.add_argument("model", help="a model's folder, a hub id, or `tiny`: a fresh one of 1.2 million parameters")
+    parser.add_argument("model", help="a model's folder, a hub id, or `tiny`: a fresh one of 1.3 million parameters")
     add_data_arguments(parser)
     parser.set_defaults(size=20000)
     parser.add_argument("--solution", help="the column with the worked solution")

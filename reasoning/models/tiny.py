@@ -1,6 +1,6 @@
 """A language model small enough to be trained on two CPU cores, and its tokenizer; nothing is downloaded.
 
-The architecture is the stock Llama of `transformers` with about 1.2 million parameters. The tokenizer has one token a
+The architecture is the stock Llama of `transformers` with 1.3 million parameters. The tokenizer has one token a
 byte, so that digits are seen one by one, and one for the opening of a box.
 """
 

@@ -23,7 +23,7 @@ class ArithmeticConfig:
     """
 
     terms: tuple[int, int] = (3, 4)
-    largest: int = 99
+    largest: int = 9
 
     def __post_init__(self) -> None:
         if not 2 <= self.terms[0] <= self.terms[1]:

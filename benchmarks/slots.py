@@ -158,8 +158,8 @@ def report(times: dict[str, list[float]]) -> str:
         "|---|---|",
         *[f"| {name} | {seconds:.3f} |" for name, seconds in middle.items()],
         "",
-        f"Two slots are **{faster:.2f}x** as fast as one, and reach **{share:.0%}** of the bound, the slower of simulators",
-        "and policy alone.",
+        f"Two slots are **{faster:.2f}x** as fast as one, and reach **{share:.0%}** of the bound: the slower of",
+        "simulators alone and policy alone.",
         "",
     ]
     return "\n".join(lines)

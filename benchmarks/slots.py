@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/slots.py [--write]
 
-ManiSkill PickCube, 256 environments in one simulator process, and an mlp policy whose width is chosen so that a decision
-for all of them costs about what their control step does. Both run under the real launcher and workers. Rollouts with
-one and with two slots alternate in one run; the times of simulators alone and policy alone, for the same work, give
-the bound: no pipeline can be faster than the slower of the two.
+ManiSkill PickCube, 256 environments in one simulator process, and an mlp policy whose width is chosen so that a
+decision for all of them costs about what their control step does. Both run under the real launcher and workers.
+Rollouts with one and with two slots alternate in one run; the times of simulators alone and policy alone, for the same
+work, give the bound: no pipeline can be faster than the slower of the two.
 """
 
 from __future__ import annotations

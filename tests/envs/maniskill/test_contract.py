@@ -22,6 +22,7 @@ def test_state_task_obeys_the_contract_in_one_process():
     check(functools.partial(make, config))
 
 
+@pytest.mark.slow
 @needs_vulkan
 def test_image_task_obeys_the_contract_in_one_process():
     config = ManiSkillConfig(

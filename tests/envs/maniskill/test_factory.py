@@ -44,7 +44,13 @@ def test_impossible_options_are_refused_before_anything_is_built(options, words)
         parse(ManiSkillConfig, {"id": "maniskill/PickCube-v1", **options})
 
 
-@pytest.mark.parametrize("task", ["PickSingleYCB-v1", "AnymalC-Reach-v1", "OpenCabinetDoor-v1"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "AnymalC-Reach-v1",
+        *(pytest.param(t, marks=pytest.mark.slow) for t in ("PickSingleYCB-v1", "OpenCabinetDoor-v1")),
+    ],
+)
 def test_missing_assets_are_an_error_and_never_a_question(task, tmp_path, monkeypatch):
     code = (
         "from envs.maniskill.config import ManiSkillConfig\nfrom envs.maniskill.factory import make_batch\n"

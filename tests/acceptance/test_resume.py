@@ -113,3 +113,30 @@ def test_a_run_goes_on_after_the_process_of_a_worker_has_died_with_the_bits_of_a
     assert process.returncode == 0, out
     assert "starting all workers again" in out
     assert_same_run(unbroken, broken, "step_10")
+
+
+@pytest.mark.slow
+def test_a_killed_maniskill_run_resumes_to_the_bit_in_the_middle_of_episodes(tmp_path):
+    recipe = [
+        "maniskill_pushcube_ppo_mlp",
+        "env.num_envs=8",
+        "rollout.decisions=7",
+        "learner.global_batch=28",
+        "evaluation.every=3",
+        "evaluation.episodes=4",
+        "checkpoint.every=2",
+        "checkpoint.keep=20",
+        "goal.at_least=null",
+        "goal.env_steps=560",  # ten iterations
+        "record.episodes=0",
+        "logger.tensorboard=false",
+    ]
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert run("train", *recipe, f"run.folder={unbroken}").returncode == 0
+    process = subprocess.Popen(command("train", *recipe, f"run.folder={broken}"), stdout=subprocess.DEVNULL)
+    wait_for(broken / "checkpoints" / "step_2", process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = run("resume", str(broken))
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(unbroken, broken, "step_10")

@@ -14,14 +14,21 @@ from typing import Any
 import torch
 
 from embodied.errors import CorrectnessAlarm, SimulatorError
-from embodied.random import derive_seed, generator
 from envs.api import Assignments, AutoReset, Bounds, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
+from envs.conformance_runs import (
+    CHUNK,
+    CHUNKS,
+    Script,
+    advance,
+    difference,
+    draw_actions,
+    draw_assignments,
+    make_script,
+    run,
+)
 
 logger = logging.getLogger(__name__)
 
-_SEED = 20240917
-_CHUNK = 3
-_CHUNKS = 6
 _MORE_STEPS = 1000  # how long to wait for an episode's end where there is no time limit
 
 
@@ -76,91 +83,13 @@ def _check_one(env: VectorEnv) -> None:
         logger.info("%s: %s holds", env.spec.id, rule.__name__.removeprefix("_check_"))
 
 
-# -------------------------------------------------------------------- running
-
-
-@dataclasses.dataclass(frozen=True)
-class _Script:
-    """What to do: assignments [N], actions [T, N, C, A], and for each chunk the assignments that come next [N]."""
-
-    assignments: Assignments
-    actions: torch.Tensor
-    following: list[Assignments]
-
-
-def _assignments(env: VectorEnv, *purpose: int | str) -> Assignments:
-    spec = env.spec
-    rows = range(env.num_envs)
-    tasks = [row % spec.tasks for row in rows]
-    states = [spec.initial_states[task] for task in tasks]
-    return Assignments(
-        task=torch.tensor(tasks),
-        initial_state=torch.tensor([row % count if count else -1 for row, count in zip(rows, states, strict=True)]),
-        seed=torch.tensor([derive_seed(_SEED, *purpose, row) for row in rows]),
-    )
-
-
-def _actions(spec: EnvSpec, shape: tuple[int, ...], *purpose: int | str) -> torch.Tensor:
-    """float32 [*shape, A], uniform over what the spec allows."""
-    noise = torch.rand(*shape, spec.action.dim, generator=generator(_SEED, *purpose))
-    if spec.action.kind is Bounds.DISCRETE:
-        return (noise * spec.action.choices).floor().clamp(max=spec.action.choices - 1)
-    low = torch.tensor(spec.action.low).clamp(min=-1e3)
-    high = torch.tensor(spec.action.high).clamp(max=1e3)
-    return low + noise * (high - low)
-
-
-def _script(env: VectorEnv, name: str, chunks: int = _CHUNKS, steps: int = _CHUNK) -> _Script:
-    return _Script(
-        assignments=_assignments(env, name),
-        actions=_actions(env.spec, (chunks, env.num_envs, steps), name),
-        following=[_assignments(env, name, "next", chunk) for chunk in range(chunks)],
-    )
-
-
-def _advance(env: VectorEnv, actions: torch.Tensor, following: Assignments) -> list[StepResult]:
-    """One chunk in every slot, all under way at once; copies of the results."""
-    for slot in range(env.slots):
-        env.send(actions[env.rows(slot)], slot, following[env.rows(slot)])
-    return [_copy(env.recv(slot)) for slot in range(env.slots)]
-
-
-def _run(env: VectorEnv, script: _Script, begin: int = 0) -> list[list[StepResult]]:
-    return [
-        _advance(env, a, f) for a, f in zip(script.actions[begin:], script.following[begin:], strict=True)
-    ]  # fmt: skip
-
-
-def _copy(value: Any) -> Any:
-    """The same records with tensors of their own."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if dataclasses.is_dataclass(value):
-        return type(value)(**{f.name: _copy(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return value
-
-
-def _difference(left: Any, right: Any, path: str = "") -> str | None:
-    """Where two nested records differ first, None if they are equal to the bit."""
-    if isinstance(left, torch.Tensor):
-        same = left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
-        return None if same else path
-    if dataclasses.is_dataclass(left) and not isinstance(left, type) and type(left) is type(right):
-        pairs = [(getattr(left, f.name), getattr(right, f.name), f"{path}.{f.name}") for f in dataclasses.fields(left)]
-    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
-        pairs = [(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(left, right, strict=True))]
-    else:
-        return None if left == right else path
-    return next((found for a, b, p in pairs if (found := _difference(a, b, p))), None)
-
-
 def _require(condition: bool, rule: str, message: str) -> None:
     if not condition:
         raise ConformanceError(rule, message)
 
 
 def _require_equal(left: Any, right: Any, rule: str, message: str) -> None:
-    where = _difference(left, right)
+    where = difference(left, right)
     _require(where is None, rule, f"{message}; the first difference is in {where}.")
 
 
@@ -214,16 +143,16 @@ def _check_observation(spec: EnvSpec, observation: Observation, rows: int, where
 
 
 def _check_shapes(env: VectorEnv) -> None:
-    script = _script(env, "shapes", chunks=2)
+    script = make_script(env, "shapes", chunks=2)
     _check_observation(env.spec, env.reset(script.assignments), env.num_envs, "reset")
     size = env.slot_size
     kinds = {
-        "reward": (torch.float32, (size, _CHUNK)),
-        **dict.fromkeys(("terminated", "truncated", "success", "valid"), (torch.bool, (size, _CHUNK))),
+        "reward": (torch.float32, (size, CHUNK)),
+        **dict.fromkeys(("terminated", "truncated", "success", "valid"), (torch.bool, (size, CHUNK))),
         "ended": (torch.bool, (size,)),
         "failed": (torch.bool, (size,)),
     }
-    for result in (r for results in _run(env, script) for r in results):
+    for result in (r for results in run(env, script) for r in results):
         _check_observation(env.spec, result.observation, size, "recv")
         for name, (dtype, shape) in kinds.items():
             value = getattr(result, name)
@@ -237,11 +166,11 @@ def _check_shapes(env: VectorEnv) -> None:
 def _check_chunks(env: VectorEnv) -> None:
     """Valid steps come first; nothing outside of them counts; ends and statistics agree with them."""
     rule = "chunk_validity"
-    script = _script(env, "chunks", chunks=12)
+    script = make_script(env, "chunks", chunks=12)
     env.reset(script.assignments)
     length = torch.zeros(env.num_envs, dtype=torch.int64)
     returns = torch.zeros(env.num_envs)
-    for results in _run(env, script):
+    for results in run(env, script):
         for slot, result in enumerate(results):
             rows = env.rows(slot)
             valid = result.valid
@@ -270,7 +199,7 @@ def _check_chunks(env: VectorEnv) -> None:
 
 def _check_nan_guard(env: VectorEnv) -> None:
     rule = "nan_guard"
-    script = _script(env, "nan", chunks=1)
+    script = make_script(env, "nan", chunks=1)
     env.reset(script.assignments)
     broken = script.actions[0].clone()
     broken[-1, -1, -1] = float("nan")
@@ -281,27 +210,27 @@ def _check_nan_guard(env: VectorEnv) -> None:
         env.recv(slot)
     except SimulatorError:
         env.reset(script.assignments)
-        _advance(env, script.actions[0], script.following[0])
+        advance(env, script.actions[0], script.following[0])
         return
     raise ConformanceError(rule, "an action that is not a number was executed instead of raising SimulatorError.")
 
 
 def _check_exact_reset(env: VectorEnv) -> None:
-    script, other = _script(env, "exact"), _script(env, "past")
-    first = [env.reset(script.assignments), *_run(env, script)]
+    script, other = make_script(env, "exact"), make_script(env, "past")
+    first = [env.reset(script.assignments), *run(env, script)]
     env.reset(other.assignments)
-    _run(env, other)
-    second = [env.reset(script.assignments), *_run(env, script)]
+    run(env, other)
+    second = [env.reset(script.assignments), *run(env, script)]
     _require_equal(first, second, "exact_reset", "the same assignments and actions gave something else after another "
                    "past. Make reset depend on the assignment alone, or set spec.exact_reset=False")  # fmt: skip
 
 
 def _check_chunking(env: VectorEnv) -> None:
-    script = _script(env, "chunking", chunks=1, steps=4)
+    script = make_script(env, "chunking", chunks=1, steps=4)
     env.reset(script.assignments)
-    whole = _run(env, script)[0]
+    whole = run(env, script)[0]
     env.reset(script.assignments)
-    singles = [_advance(env, script.actions[0][:, [j]], script.following[0]) for j in range(4)]
+    singles = [advance(env, script.actions[0][:, [j]], script.following[0]) for j in range(4)]
     for slot, result in enumerate(whole):
         running = torch.ones(env.slot_size, dtype=torch.bool)
         for step, results in enumerate(singles):
@@ -314,17 +243,17 @@ def _check_chunking(env: VectorEnv) -> None:
 def _check_independence(env: VectorEnv) -> None:
     if env.slot_size == 1:
         return
-    script, other = _script(env, "rows"), _script(env, "neighbours")
+    script, other = make_script(env, "rows"), make_script(env, "neighbours")
     mine = torch.arange(env.num_envs) % env.slot_size == 0
-    mixed = _Script(
+    mixed = Script(
         _mix(mine, script.assignments, other.assignments),
         torch.where(mine[None, :, None, None], script.actions, other.actions),
         [_mix(mine, a, b) for a, b in zip(script.following, other.following, strict=True)],
     )
     env.reset(script.assignments)
-    alone = _run(env, script)
+    alone = run(env, script)
     env.reset(mixed.assignments)
-    for left, right in zip(alone, _run(env, mixed), strict=True):
+    for left, right in zip(alone, run(env, mixed), strict=True):
         for a, b in zip(left, right, strict=True):
             pair = [(r.reward[0], r.valid[0], r.observation.select(slice(0, 1))) for r in (a, b)]
             _require_equal(list(pair[0]), list(pair[1]), "independence", "what an environment does depends on what its "
@@ -339,21 +268,21 @@ def _check_partial_reset(env: VectorEnv) -> None:
     if env.num_envs == 1:
         return
     rule = "partial_reset"
-    script, other = _script(env, "partial", chunks=3), _script(env, "replacement", chunks=3)
+    script, other = make_script(env, "partial", chunks=3), make_script(env, "replacement", chunks=3)
     mask = torch.arange(env.num_envs) % 2 == 0
     env.reset(script.assignments)
-    _advance(env, script.actions[0], script.following[0])
+    advance(env, script.actions[0], script.following[0])
     before = env.reset(script.assignments, torch.zeros(env.num_envs, dtype=torch.bool))
-    undisturbed = _advance(env, script.actions[1], script.following[1])
+    undisturbed = advance(env, script.actions[1], script.following[1])
     fresh = env.reset(other.assignments)
     env.reset(script.assignments)
-    _advance(env, script.actions[0], script.following[0])
+    advance(env, script.actions[0], script.following[0])
     after = env.reset(other.assignments, mask)
     _require_equal(after.select(~mask), before.select(~mask), rule, "a reset changed environments outside its mask")
     _require_equal(
         after.select(mask), fresh.select(mask), rule, "a partial reset starts other episodes than a whole one"
     )
-    disturbed = _advance(env, script.actions[1], script.following[1])
+    disturbed = advance(env, script.actions[1], script.following[1])
     for slot, (a, b) in enumerate(zip(undisturbed, disturbed, strict=True)):
         outside = ~mask[env.rows(slot)]
         _require_equal(a.reward[outside], b.reward[outside], rule, "environments outside the mask went on differently")
@@ -362,22 +291,22 @@ def _check_partial_reset(env: VectorEnv) -> None:
 
 
 def _check_state(env: VectorEnv) -> None:
-    script = _script(env, "state")
+    script = make_script(env, "state")
     env.reset(script.assignments)
-    half = _CHUNKS // 2
+    half = CHUNKS // 2
     for chunk in range(half):
-        latest = _advance(env, script.actions[chunk], script.following[chunk])
+        latest = advance(env, script.actions[chunk], script.following[chunk])
     saved = env.state_dict()
     shown = [result.observation for result in latest]
-    expected = _run(env, script, half)
-    env.reset(_assignments(env, "elsewhere"))
+    expected = run(env, script, half)
+    env.reset(draw_assignments(env, "elsewhere"))
     _compare_loaded(env, saved, script, half, shown, expected)
 
 
 def _compare_loaded(
     env: VectorEnv,
     saved: dict[str, Any],
-    script: _Script,
+    script: Script,
     begin: int,
     shown: list[Observation],
     expected: list[list[StepResult]],
@@ -389,7 +318,7 @@ def _compare_loaded(
     loaded = [observation.select(env.rows(slot)) for slot in range(env.slots)]
     message = "loading a saved state does not continue to the bit"
     _require_equal(shown, loaded, "state", message)
-    _require_equal(expected, _run(env, script, begin), "state", message)
+    _require_equal(expected, run(env, script, begin), "state", message)
 
 
 def _run_to_end(env: VectorEnv, name: str) -> tuple[Assignments, list[StepResult]]:
@@ -398,9 +327,9 @@ def _run_to_end(env: VectorEnv, name: str) -> tuple[Assignments, list[StepResult
     Where no time limit promises an end, there may be none.
     """
     limit = env.spec.episode_steps or _MORE_STEPS
-    for chunk in range(limit // _CHUNK + 1):
-        following = _assignments(env, name, "next", chunk)
-        results = _advance(env, _actions(env.spec, (env.num_envs, _CHUNK), name, chunk), following)
+    for chunk in range(limit // CHUNK + 1):
+        following = draw_assignments(env, name, "next", chunk)
+        results = advance(env, draw_actions(env.spec, (env.num_envs, CHUNK), name, chunk), following)
         for result in results:
             _check_end(env, result)
         if any(result.ended.any() for result in results):
@@ -425,11 +354,11 @@ def _check_end(env: VectorEnv, result: StepResult) -> None:
 
 def _check_same_step(env: VectorEnv) -> None:
     rule = "auto_reset_same_step"
-    env.reset(_assignments(env, "same_step"))
+    env.reset(draw_assignments(env, "same_step"))
     following, results = _run_to_end(env, "same_step")
     ended = torch.cat([result.ended for result in results])
     shown = [result.observation for result in results]
-    continued = _advance(env, _actions(env.spec, (env.num_envs, 1), "continue"), following)
+    continued = advance(env, draw_actions(env.spec, (env.num_envs, 1), "continue"), following)
     for slot, result in enumerate(continued):
         rows = ended[env.rows(slot)]
         lengths = result.episodes.length[rows]
@@ -449,7 +378,7 @@ def _check_same_step(env: VectorEnv) -> None:
 
 def _check_disabled(env: VectorEnv) -> None:
     rule = "auto_reset_disabled"
-    script = _assignments(env, "disabled")
+    script = draw_assignments(env, "disabled")
     env.reset(script)
     following, results = _run_to_end(env, "disabled")
     for result in results:
@@ -457,7 +386,7 @@ def _check_disabled(env: VectorEnv) -> None:
             shown = result.observation.select(result.final_rows)
             _require_equal(shown, result.final_observation, rule, "a finished environment does not show its end")
     finished = torch.cat([result.ended for result in results])
-    later = _advance(env, _actions(env.spec, (env.num_envs, 2), "after the end"), following)
+    later = advance(env, draw_actions(env.spec, (env.num_envs, 2), "after the end"), following)
     for slot, (old, new) in enumerate(zip(results, later, strict=True)):
         rows = finished[env.rows(slot)]
         _require(not new.valid[rows].any(), rule, "a finished environment's steps are valid.")
@@ -468,24 +397,24 @@ def _check_disabled(env: VectorEnv) -> None:
             old.episodes.length[rows], new.episodes.length[rows], rule, "a finished episode's length changed"
         )
     env.reset(script, finished)
-    again = _advance(env, _actions(env.spec, (env.num_envs, 1), "again"), following)
+    again = advance(env, draw_actions(env.spec, (env.num_envs, 1), "again"), following)
     valid = torch.cat([result.valid[:, 0] for result in again])
     _require(bool(valid[finished].all()), rule, "a reset environment's steps are not valid.")
 
 
 def _check_instances(env: VectorEnv, other: VectorEnv) -> None:
     """Two environments of the same configuration do the same, and one continues the other's saved state."""
-    script = _script(env, "instances")
+    script = make_script(env, "instances")
     results = []
     for instance in (env, other):
         first = instance.reset(script.assignments)
-        results.append([first, *_run(instance, script)])
+        results.append([first, *run(instance, script)])
     if env.spec.exact_reset:
         _require_equal(results[0], results[1], "determinism", "two environments of one configuration differ")
-        half = _CHUNKS // 2
+        half = CHUNKS // 2
         env.reset(script.assignments)
         for chunk in range(half):
-            latest = _advance(env, script.actions[chunk], script.following[chunk])
+            latest = advance(env, script.actions[chunk], script.following[chunk])
         saved = env.state_dict()
         shown = [result.observation for result in latest]
-        _compare_loaded(other, saved, script, half, shown, _run(env, script, half))
+        _compare_loaded(other, saved, script, half, shown, run(env, script, half))

@@ -8,10 +8,8 @@ workers end with it. A process that dies or hangs costs the running episodes of 
 from __future__ import annotations
 
 import logging
-import math
 import mmap
 import os
-import pickle
 import select
 import time
 import weakref
@@ -26,7 +24,8 @@ from embodied.errors import ConfigurationError, DeadlineExceeded, EmbodiedError,
 from envs.api import EnvConfig, EnvSpec
 from envs.batch import BatchEnv
 from envs.memory import EnvMemory
-from envs.pool.process import SimulatorProcess, close_all, free_cores
+from envs.pool.process import SimulatorProcess, free_cores
+from envs.pool.shared import Shared, pickle_factory, process_count
 from envs.pool.worker import (
     CONTROL_COLUMNS,
     DONE,
@@ -51,15 +50,6 @@ MAX_DEATHS_IN_A_ROW = 3
 _NOTICE_SECONDS = 10.0
 _TICK_MILLISECONDS = 20  # how often to look for late processes, and for a wake-up that was missed
 _SPIN_SECONDS = 50e-6
-_CLOSE_SECONDS = 5.0  # for simulators to close properly
-_BUSY_SECONDS = 0.5  # the same if some are in the middle of a chunk, which an interrupted run need not wait for
-
-
-def process_count(config: EnvConfig) -> int:
-    """How many simulator processes `config` means: as many as there are cores, but none without an environment."""
-    if config.processes is not None:
-        return config.processes
-    return min(len(os.sched_getaffinity(0)), config.num_envs // config.slots)
 
 
 class PoolVectorEnv(SlottedEnv):
@@ -86,7 +76,7 @@ class PoolVectorEnv(SlottedEnv):
         super().__init__(config)
         self.restarts = 0
         self._on_progress = on_progress
-        self._factory = _pickle_factory(make_batch, config)
+        self._factory = pickle_factory(make_batch, config)
         count = process_count(config)
         if count == 0:
             raise ConfigurationError("processes=0 asks for no simulator process: use LocalVectorEnv.")
@@ -101,7 +91,7 @@ class PoolVectorEnv(SlottedEnv):
         # spinning pays only on a core that nobody else needs; this process needs one
         self._spin_seconds = _SPIN_SECONDS if count < cores else 0.0
         shape = (count, self.slots, CONTROL_COLUMNS)
-        self._shared = _Shared(shape)
+        self._shared = Shared(shape)
         self._control = self._shared.control
         self._number = 0
         self._in_flight: dict[int, Operation] = {}
@@ -453,45 +443,3 @@ class PoolVectorEnv(SlottedEnv):
 
     def _process_at(self, descriptor: int) -> SimulatorProcess:
         return next(p for p in self._shared.processes if p.connection.fileno() == descriptor)
-
-
-class _Shared:
-    """Processes, memory and doorbells: what has to be released, kept apart so that a finalizer can hold it."""
-
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.processes: list[SimulatorProcess] = []
-        self.memory_fd = os.memfd_create("embodied-envs")
-        self.control_fd = os.memfd_create("embodied-control")
-        size = math.prod(shape) * np.dtype(np.int64).itemsize
-        os.ftruncate(self.control_fd, size)
-        self.control = np.frombuffer(mmap.mmap(self.control_fd, size), dtype=np.int64).reshape(shape)
-        self.doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(shape[0])]
-        self.done = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(shape[1])]
-
-    def release(self, owner: int) -> None:
-        """Stop the processes and close the descriptors; a forked copy of this process leaves them alone."""
-        if os.getpid() != owner:
-            return
-        busy = (self.control[..., REQUESTED] != self.control[..., DONE]).any()
-        close_all(self.processes, _BUSY_SECONDS if busy else _CLOSE_SECONDS)
-        # the memory itself goes when the last view of it does: results that someone still holds stay readable
-        for descriptor in (self.memory_fd, self.control_fd, *self.doorbells, *self.done):
-            os.close(descriptor)
-
-
-def _pickle_factory(make_batch: Callable[[int], BatchEnv], config: EnvConfig) -> bytes:
-    function = make_batch
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    if getattr(function, "__module__", None) == "__main__":
-        raise ConfigurationError(
-            f"The environment's factory {function!r} is defined in the main script, which simulator processes do not "
-            "import. Move it into a module, or pass processes=0."
-        )
-    try:
-        return pickle.dumps((make_batch, config))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"The environment's factory cannot be sent to simulator processes: {error}. It must be a function of a "
-            "module (or functools.partial of one), or pass processes=0."
-        ) from error

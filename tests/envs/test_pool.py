@@ -100,6 +100,7 @@ def test_pool_gives_what_the_same_simulators_give_in_this_process():
         assert all(torch.equal(value, saved[name]) for name, value in local.state_dict().items() if name != "id")
 
 
+@pytest.mark.slow
 def test_states_move_between_numbers_of_processes():
     actions = torch.rand(6, 5, 2)
     with pool(6) as two, pool(6, processes=1) as one:
@@ -142,6 +143,7 @@ def test_process_that_dies_costs_only_its_running_episodes(
     assert result.episodes.length.tolist() == [6, 6, 1, 1]
 
 
+@pytest.mark.slow
 def test_without_next_assignments_lost_episodes_begin_again():
     with pool(auto_reset="disabled") as env:
         env.reset(seeds(100, 200, 300, 400))
@@ -183,6 +185,7 @@ def test_hung_process_is_replaced_at_its_deadline_and_its_stack_reported(caplog:
         assert not is_gone(pids[1])
 
 
+@pytest.mark.slow
 def test_process_that_dies_again_and_again_ends_the_run():
     with pool() as env:
         env.reset(seeds(100, 200, 300, 400))
@@ -358,6 +361,7 @@ def test_workers_are_pinned_to_different_cores_if_there_are_enough(four: PoolVec
     assert set(free_cores(len(os.sched_getaffinity(0)))) == os.sched_getaffinity(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) > 8, reason="would start one process more than there are cores")
 def test_more_workers_than_cores_are_left_unpinned():
     count = len(os.sched_getaffinity(0)) + 1

@@ -20,7 +20,7 @@ from envs.api import Assignments, EnvConfig, EnvSpec
 from envs.batch import BatchEnv
 from envs.gym import GymConfig
 from envs.local import LocalVectorEnv
-from envs.pool.vector import process_count
+from envs.pool.shared import process_count
 from envs.slots import check_sizes
 
 

@@ -65,7 +65,7 @@ class ValidationConfig:
     policy. patience: stop after so many in a row without a better one; None goes on to the last epoch."""
 
     every: int | None = None
-    metric: Literal["distance", "accuracy", "loss"] = "distance"
+    metric: Literal["loss", "accuracy", "distance"] = "loss"
     patience: int | None = None
 
     def __post_init__(self) -> None:

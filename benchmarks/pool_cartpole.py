@@ -92,8 +92,8 @@ def main() -> None:
         "",
         f"{dt.date.today()}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python "
         f"{platform.python_version()}, gymnasium {gymnasium.__version__}; median of {options.rounds} alternating "
-        "rounds (least, most); the ratio is the median of the rounds' ratios. The median call shows what a call costs "
-        f"when nothing else has the cores; load average at the end {os.getloadavg()[0]:.1f}.",
+        "rounds (least, most); the ratio is the median of the rounds' ratios. Other work on the machine "
+        f"weighs on the pool's 3 processes more than on 64; load average at the end {os.getloadavg()[0]:.1f}.",
         "",
         "| | steps/s | to AsyncVectorEnv | median call, ms |",
         "|---|---|---|---|",

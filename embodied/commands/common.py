@@ -27,9 +27,9 @@ def command_line() -> str:
 
 
 def relative(path: Path | str) -> str:
-    """A path as short as it can be said from here."""
+    """A path as short as it can be said from here, quoted for the shell where it needs to be."""
     path = Path(path)
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return shlex.quote(str(path.resolve().relative_to(Path.cwd())))
     except ValueError:
-        return str(path)
+        return shlex.quote(str(path))

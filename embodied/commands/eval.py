@@ -29,19 +29,20 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, help="of the episodes' worlds; the default is the run's own, or 0")
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
-    parser.add_argument("--out", type=Path, help="where results.json goes; the default is beside the policy")
+    parser.add_argument("--out", type=Path, help="results file; by default in the run folder, or beside the policy")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json, print the rate."""
-    from embodied.interaction.evaluate import evaluate_policy, find_policy, results_record, write_results
+    from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
     from embodied.interaction.train import versions
 
     policy = find_policy(args.policy)
     env, options, device = target(args)
+    # never inside a checkpoint, whose files are accounted for
+    out = writable(args.out or (find_run(args.policy) or policy) / "results.json")
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
-    out = args.out or policy.parent / "results.json"
     write_results(record, out)
     metrics = result.metrics(spec.has_success)
     if spec.has_success:
@@ -61,7 +62,12 @@ def target(args: argparse.Namespace) -> tuple[Any, Any, str]:
     from embodied.interaction.recipe import EvaluationConfig, load_run_recipe, resolve_device
     from envs.registry import config_class
 
-    env_id = next((word for word in args.rest if "=" not in word), None)
+    names = [word for word in args.rest if "=" not in word]
+    if len(names) > 1:
+        raise RefusedInput(f"one environment at a time: got {', '.join(names)}")
+    if args.episodes is not None and args.episodes < 1:
+        raise RefusedInput(f"--episodes is {args.episodes}; it must be at least 1")
+    env_id = names[0] if names else None
     overrides = [word for word in args.rest if "=" in word]
     run_folder = find_run(args.policy)
     if run_folder is not None:
@@ -91,5 +97,21 @@ def _env_overrides(overrides: list[str]) -> dict[str, Any]:
         key, text = override.split("=", 1)
         if not key.startswith("env."):
             raise RefusedInput(f"{override!r}: only env.* options can be changed here, e.g. env.num_envs=32")
-        values[key.removeprefix("env.")] = yaml.safe_load(text)
+        try:
+            values[key.removeprefix("env.")] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise RefusedInput(f"{override!r}: {text!r} is not a value that YAML can read") from None
     return values
+
+
+def writable(path: Path) -> Path:
+    """The path, if a file can be written there. Raises RefusedInput, before anything is played."""
+    try:
+        if path.is_dir():
+            raise RefusedInput(f"--out {path} is a folder; name a file, e.g. {path / 'results.json'}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise RefusedInput(f"{path} cannot be written: {error.strerror or error}; choose another with --out") from None
+    return path

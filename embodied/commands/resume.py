@@ -35,5 +35,10 @@ def run(args: argparse.Namespace) -> int:
         raise RefusedInput(
             f"{args.run} has no complete checkpoint to go on from; start again: embodied train {recipe.name}"
         )
-    command = json.loads(folder.result.read_text()).get("command") if folder.result.exists() else None
+    if not folder.plan.is_file():
+        raise RefusedInput(f"{args.run} has no plan.json; without it the run cannot go on as it was")
+    try:
+        command = folder.read_result().get("command")
+    except json.JSONDecodeError:
+        command = None  # result.json only tells how the run ended before
     return carry_out(recipe, folder, command=command or f"embodied train {recipe.name}", resume=True)

@@ -32,11 +32,13 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compose, check, train, film, report."""
     from embodied.config.compose import compose_recipe, find_recipe
+    from embodied.interaction.placement import check_placement
     from embodied.interaction.recipe import parse_recipe
     from embodied.runs.folder import create_run_folder
 
     name = find_recipe(args.recipe).stem
     recipe = parse_recipe(name, compose_recipe(args.recipe, args.overrides))
+    check_placement(recipe)
     if args.dry_run:
         import yaml
 
@@ -51,11 +53,15 @@ def carry_out(recipe: Any, folder: Any, *, command: str, resume: bool) -> int:
     """Train, then film and report; says at the end where everything is and what to do next."""
     from embodied.interaction.train import film_before_and_after, train
     from embodied.report import build_report
+    from embodied.runs.checkpoint import CheckpointStore
 
     try:
         outcome = train(recipe, folder, command=command, resume=resume)
     except KeyboardInterrupt:
-        print(f"stopped; go on with: embodied resume {relative(folder.path)}")
+        if CheckpointStore(folder.checkpoints, keep=1).latest() is not None:
+            print(f"stopped; go on with: embodied resume {relative(folder.path)}")
+        else:
+            print(f"stopped before the first checkpoint; start again with: {command}")
         raise
     film_before_and_after(outcome, recipe, print)
     report = build_report(folder.path)

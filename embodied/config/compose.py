@@ -63,7 +63,7 @@ def compose_recipe(recipe: str, overrides: list[str]) -> dict[str, Any]:
             search = [] if path.parent == CONFIGS else [f"hydra.searchpath=[file://{CONFIGS}]"]
             composed = compose(path.stem, overrides=[*search, *map(_as_override, overrides)])
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigurationError(f"recipe {recipe!r} cannot be composed: {_first_sentence(error)}") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"recipe {path} must be a mapping of keys; it is a {type(values).__name__}")
@@ -75,6 +75,8 @@ def _as_override(text: str) -> str:
     if "=" not in text and not text.startswith("~"):
         raise ConfigurationError(f"override {text!r} is not of the form key=value (or ~key); e.g. env.num_envs=64")
     key = text.split("=", 1)[0]
+    if not key:
+        raise ConfigurationError(f"override {text!r} has no key before the =")
     if re.match(r"[~+]", text) or (CONFIGS / key.split("@")[0]).is_dir():
         return text
     return f"++{text}"

@@ -7,8 +7,10 @@ second, each to itself. mixed: acting has the first half, learning has all. Simu
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from embodied.errors import ConfigurationError, suggest
+from embodied.interaction.flow import embodied_flow
 from embodied.interaction.recipe import Recipe
 from embodied.scheduler.flow import ACCELERATOR, Flow
 from embodied.scheduler.plan import Plan, StagePlan
@@ -40,6 +42,11 @@ def make_plan(recipe: Recipe, flow: Flow) -> Plan:
         else f"{cluster.placement} placement on {', '.join(dict.fromkeys(devices))}, a process for every worker"
     )
     return Plan(flow=flow.name, launcher=launcher, stages=stages, why=why)
+
+
+def check_placement(recipe: Recipe) -> None:
+    """Refuse a placement that cannot be, before anything is made."""
+    make_plan(recipe, embodied_flow(recipe, Path()))
 
 
 def _devices(recipe: Recipe) -> list[str]:

@@ -63,6 +63,12 @@ class GoalConfig:
     env_steps: int = 1_000_000
     minutes: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.in_a_row < 1 or self.env_steps < 1:
+            raise ValueError(f"in_a_row is {self.in_a_row}, env_steps {self.env_steps}; both must be at least 1")
+        if self.minutes is not None and self.minutes <= 0:
+            raise ValueError(f"minutes is {self.minutes}; it must be above 0, or null for no limit")
+
 
 @config
 class RecordConfig:
@@ -70,6 +76,10 @@ class RecordConfig:
 
     episodes: int = 4
     fps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.episodes < 0 or self.fps < 1:
+            raise ValueError(f"episodes is {self.episodes}, fps {self.fps}; expected episodes >= 0 and fps >= 1")
 
 
 @config
@@ -106,6 +116,12 @@ class ClusterConfig:
     restarts: int = 3
     threads: int = 1
     deadline_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.restarts < 0:
+            raise ValueError(f"threads is {self.threads}, restarts {self.restarts}; expected at least 1 and at least 0")
+        if self.deadline_seconds <= 0 or (self.memory_mib is not None and self.memory_mib <= 0):
+            raise ValueError("deadline_seconds and memory_mib must be above 0 (memory_mib may be null)")
 
 
 @config
@@ -256,8 +272,6 @@ def check(recipe: Recipe) -> None:
         faults.append(
             _divide("learner.global_batch", batch or samples, "learner.micro_batch", micro, vary="learner.micro_batch")
         )
-    if recipe.goal.metric == "return" and recipe.goal.at_least is None and recipe.goal.env_steps <= 0:
-        faults.append("goal has neither a target nor a limit; set goal.at_least or goal.env_steps")
     if recipe.goal.at_least is not None and recipe.evaluation.every == 0:
         faults.append(
             "goal.at_least is looked up in evaluations, but evaluation.every=0 makes none; set it to 1 or more"
@@ -293,5 +307,9 @@ def load_run_recipe(folder: Path) -> Recipe:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigurationError(f"{folder} is not a run folder: there is no config.yaml in it")
-    values = yaml.safe_load(path.read_text())
-    return parse_recipe(values["name"], values)
+    try:
+        values = yaml.safe_load(path.read_text())
+        name = values["name"]
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} is not the configuration of a run: {type(error).__name__}: {error}") from None
+    return parse_recipe(str(name), values)

@@ -7,6 +7,7 @@ gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
@@ -51,8 +52,8 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "value_lr", "eps", "grad_clip", "target_kl"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; it must be above 0")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be a finite number above 0")
         for name in ("epochs", "global_batch", "micro_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -42,6 +42,16 @@ def test_recipes_are_listed_with_a_description_each():
         (["train", "gym_cartpole_ppo_mlp", "run.root=/proc/nowhere"], ["/proc/nowhere", "cannot be written"]),
         (["train", "gym_cartpole_ppo_mlp", "learner.global_batch=100"], ["100", "Nearest valid values"]),
         (["train", "maniskill_pushcube_ppo_mlp", "env.id=maniskill/PushCub-v1"], ["PushCub-v1", "PushCube-v1"]),
+        (["train", "gym_cartpole_ppo_mlp", "record.fps=0"], ["fps 0"]),
+        (
+            ["train", "gym_cartpole_ppo_mlp", "cluster.threads=0", "cluster.restarts=-1"],
+            ["threads is 0", "restarts -1"],
+        ),
+        (["train", "gym_cartpole_ppo_mlp", "goal.in_a_row=0"], ["in_a_row is 0"]),
+        (["train", "gym_cartpole_ppo_mlp", "learner.lr=nan"], ["lr is nan"]),
+        (["train", "gym_cartpole_ppo_mlp", "cluster.workers.foo=2", "--dry-run"], ["'foo'", "env, policy, learner"]),
+        (["train", "gym_cartpole_ppo_mlp", "=3"], ["no key"]),
+        (["train", "gym_cartpole_ppo_mlp", "env=5"], ["must be a string"]),
         (["resume", "/nowhere"], ["/nowhere", "not a run folder"]),
         (["eval", "/nowhere"], ["there is no folder /nowhere"]),
         (["record", "/nowhere"], ["there is no folder /nowhere"]),
@@ -88,6 +98,12 @@ def test_train_eval_record_report_from_start_to_end(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["episodes"]) == 6
     assert len({episode["seed"] for episode in results["episodes"]}) == 6
+    assert run("eval", str(folder), "--episodes", "2").returncode == 0  # leaves its results outside the checkpoint
+    assert run("resume", str(folder)).returncode == 0
+    for arguments in (["--episodes", "0"], ["--out", str(tmp_path)], ["env.num_envs=["], ["gym/A-v1", "gym/B-v1"]):
+        refused = run("eval", str(folder), *arguments)
+        assert refused.returncode == 2, refused.stderr
+        assert "Traceback" not in refused.stderr
     recorded = run("record", str(folder), "--episodes", "1", "--out", str(tmp_path / "videos"))
     assert recorded.returncode == 0, recorded.stderr
     assert len(list((tmp_path / "videos").glob("*.mp4"))) == 1
@@ -111,3 +127,12 @@ def test_interrupting_a_run_says_how_to_go_on_and_exits_130(tmp_path):
     assert process.returncode == 130, err
     assert "embodied resume" in out
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
+
+
+def test_a_damaged_run_folder_is_refused_with_the_reason(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("seed: [")
+    refused = run("resume", str(folder))
+    assert refused.returncode == 2
+    assert "config.yaml is not the configuration of a run" in refused.stderr

@@ -122,7 +122,7 @@ class Fit:
         total = valid.sum().item()
 
         def loss_of(rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, Statistic]]:
-            found = self.policy.imitation(inputs[rows].to(self.device), labels[rows], valid[rows])
+            found = self._measure(inputs[rows], labels[rows], valid[rows])
             count = valid[rows].sum().item()
             return found.loss * (count / total), _weighted(found, count)
 
@@ -141,6 +141,10 @@ class Fit:
             "sft/epoch": self.progress.step / self.steps_per_epoch,
         }
 
+    def _measure(self, inputs: TensorDict, labels: torch.Tensor, valid: torch.Tensor) -> Imitation:
+        options = {"spread": self.recipe.labels.spread} if self.recipe.labels.spread else {}
+        return self.policy.imitation(inputs.to(self.device), labels, valid, **options)
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Measures on the held-out episodes, as the policy acts: centre crops, eval mode."""
@@ -149,7 +153,7 @@ class Fit:
         parts = []
         for rows in torch.arange(len(self.held_out)).split(size):
             inputs, labels, valid = self.held_out.batch(rows)
-            found = self.policy.imitation(inputs.to(self.device), labels, valid)
+            found = self._measure(inputs, labels, valid)
             parts.append(_weighted(found, valid.sum().item()))
         return {
             f"held_out/{name}": float(parts[0][name].merge(*(p[name] for p in parts[1:])).value()) for name in _MEASURES

@@ -60,6 +60,18 @@ class ScheduleConfig:
 
 
 @config
+class LabelConfig:
+    """spread: standard deviation, of the normalised range [-1, 1], of the distribution over action bins that is learnt
+    around each label; 0 learns the label's bin alone, as the published training does."""
+
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spread <= 1:
+            raise ValueError(f"spread is {self.spread}; expected 0 to 1")
+
+
+@config
 class ValidationConfig:
     """On the held-out episodes. every: steps between two; None: once an epoch. metric: which one tells the better
     policy. patience: stop after so many in a row without a better one; None goes on to the last epoch."""
@@ -86,6 +98,7 @@ class MachineConfig:
 _SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "augment": AugmentationConfig,
+    "labels": LabelConfig,
     "learner": LearnerConfig,
     "schedule": ScheduleConfig,
     "validation": ValidationConfig,
@@ -106,6 +119,7 @@ class ImitationRecipe:
     policy: PolicyConfig
     data: DataConfig
     augment: AugmentationConfig | None
+    labels: LabelConfig
     learner: LearnerConfig
     schedule: ScheduleConfig
     validation: ValidationConfig
@@ -200,6 +214,8 @@ def check(recipe: ImitationRecipe) -> None:
             f"the policy is fitted to crops of area {crop:g} (augment.crop_area) but would act on crops of "
             f"{image.crop_area:g} (policy.image.crop_area): objects would differ in size; set both alike"
         )
+    if recipe.labels.spread and (image is None or getattr(recipe.policy, "head", "tokens") != "tokens"):
+        faults.append("labels.spread is about action bins, but this policy has none; set labels.spread=0")
     if learner.target_kl is not None:
         faults.append("learner.target_kl stops reinforcement learning; there is no acting policy here. Leave it out")
     if learner.global_batch is None:

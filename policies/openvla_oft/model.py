@@ -158,10 +158,12 @@ class OpenVLAOFTPolicy(VLAPolicy):
             return hidden[:, :-1], targets
         return hidden, self.with_stop(targets)
 
-    def imitation(self, inputs: TensorDict, actions: torch.Tensor, valid: torch.Tensor | None = None) -> Imitation:
-        """See the base; mean absolute error for the l1 head."""
+    def imitation(
+        self, inputs: TensorDict, actions: torch.Tensor, valid: torch.Tensor | None = None, *, spread: float = 0.0
+    ) -> Imitation:
+        """See the base; mean absolute error for the l1 head, which has no bins to spread."""
         if self.options.head == "tokens":
-            return super().imitation(inputs, actions, valid)
+            return super().imitation(inputs, actions, valid, spread=spread)
         wanted = self.action_scale.normalise(actions.to(self.device))
         predicted = self.action_head(self._chunked(self.hidden_states(inputs))).float()
         weight = (

@@ -39,3 +39,12 @@ class ActionTokenizer:
         """float64 bin centres in (-1, 1), same shape as `ids`, which must be action ids."""
         bins = (self.vocab_end - 1 - ids).clamp(0, self.bins - 2)
         return self._centers.to(ids.device)[bins]
+
+    def spread(self, actions: torch.Tensor, deviation: float) -> torch.Tensor:
+        """float32 [..., bins]: `actions` [...] as probabilities of the ids from `first` on, a normal distribution
+        of so much standard deviation over the bin centres. The id that only repeats a centre gets none."""
+        ids = torch.arange(self.first, self.vocab_end, device=actions.device)
+        gaps = self.decode(ids).float() - actions.clamp(-1, 1)[..., None]
+        scores = -0.5 * (gaps / deviation).square()
+        scores[..., 0] = -torch.inf
+        return scores.softmax(-1)

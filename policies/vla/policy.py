@@ -207,18 +207,29 @@ class VLAPolicy(Policy):
         stop = torch.full_like(targets[:, :1], self.model.architecture.stop_token)
         return torch.cat([targets, stop], dim=1)
 
-    def imitation(self, inputs: TensorDict, actions: torch.Tensor, valid: torch.Tensor | None = None) -> Imitation:
+    def imitation(
+        self, inputs: TensorDict, actions: torch.Tensor, valid: torch.Tensor | None = None, *, spread: float = 0.0
+    ) -> Imitation:
         """Cross-entropy over the whole vocabulary, as in the published training.
 
         Args:
             inputs: from `prepare`.
             actions: float32 [B, C, A] demonstrated, in the units of the policy's statistics.
             valid: bool [B, C]; False where a demonstration has no more actions. None: all.
+            spread: standard deviation, of the normalised range [-1, 1], of the distribution over bins that is learnt
+                around each action; 0 learns its bin alone. Bins then know their neighbours, which few demonstrations
+                and fresh weights need.
         """
-        tokens = self.tokens.encode(self.action_scale.normalise(actions.to(self.device)))
+        wanted = self.action_scale.normalise(actions.to(self.device))
+        tokens = self.tokens.encode(wanted)
         hidden, targets = self.supervised(inputs, tokens)
         logits = self.model.language_model.lm_head(hidden).float()
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        if spread:
+            count = tokens[0].numel()
+            scores = logits[:, :count].log_softmax(-1)[..., self.tokens.rows]
+            soft = -(self.tokens.spread(wanted.flatten(1), spread) * scores).sum(-1)
+            losses = torch.cat([soft, losses[:, count:]], dim=1)
         real = torch.ones(tokens.shape[:2], device=losses.device) if valid is None else valid.to(losses.device).float()
         weight = real[..., None].expand_as(tokens)
         # the stop token belongs to a chunk that is demonstrated to its end

@@ -42,6 +42,7 @@ RECORDS = [
     AugmentationConfig,
     DemonstrationConfig,
     imitation.DataConfig,
+    imitation.LabelConfig,
     imitation.ScheduleConfig,
     imitation.ValidationConfig,
     imitation.MachineConfig,

@@ -22,6 +22,7 @@ from embodied.runs.metrics import read_metrics
 from envs.api import ActionSpec, Bounds, CameraSpec, EnvSpec, Observation
 from policies import registry
 from policies.api import Interface, Sampling
+from policies.vla.action_tokens import ActionTokenizer
 
 SPEC = EnvSpec(
     id="test/Light",
@@ -269,6 +270,8 @@ def test_every_recipe_that_ships_composes_and_reads_back(policy, tmp_path):
         ("mlp", ["goal.at_least=1"], ["goal"]),
         ("mlp", ["data.held_out=1.0"], ["held_out"]),
         ("mlp", ["seed=-1"], ["seed"]),
+        ("mlp", ["labels.spread=0.1"], ["labels.spread=0"]),
+        ("openvla_oft/tiny", ["policy.head=l1"], ["labels.spread=0"]),
     ],
 )
 def test_bad_input_is_refused_with_the_reason(policy, overrides, words):
@@ -280,6 +283,36 @@ def test_bad_input_is_refused_with_the_reason(policy, overrides, words):
 def test_more_episodes_than_there_are_are_refused(data, tmp_path):
     with pytest.raises(ConfigurationError, match=r"data\.episodes is 11, but .* has 10"):
         run_fit(tmp_path, "mlp", data, [*MLP, "data.episodes=11"])
+
+
+# -- labels that know their neighbours -----------------------------------------------------------------------------
+
+
+def test_spread_labels_are_a_normal_distribution_over_bins():
+    tokens = ActionTokenizer(1024)
+    actions = torch.tensor([0.0, 0.5, 1.0])
+    weights = tokens.spread(actions, 0.1)
+    assert weights.sum(-1).tolist() == pytest.approx([1, 1, 1])
+    values = tokens.decode(torch.arange(768, 1024)).float()
+    assert (weights[:2] * values).sum(-1).tolist() == pytest.approx([0.0, 0.5], abs=1e-4)
+    assert (weights[0] * values.square()).sum().item() == pytest.approx(0.01, rel=1e-3)
+    assert weights[2].argmax() == 1  # the largest action; id 0 only repeats its centre
+    assert weights[:, 0].max() == 0
+
+
+def test_a_narrow_spread_is_the_published_loss_and_a_wide_one_counts_neighbours():
+    policy = registry.build("openvla_oft/tiny", registry.interface_of(SPEC), chunk=1, seed=0)
+    inputs = policy.prepare(observation(episode(1)))
+    centres = policy.tokens.decode(torch.tensor([[800, 900]])).float().expand(8, -1)[:, None]
+    hard = policy.imitation(inputs, centres)
+    assert policy.imitation(inputs, centres, spread=1e-4).loss.item() == pytest.approx(hard.loss.item(), rel=1e-5)
+    hidden, targets = policy.supervised(inputs, policy.tokens.encode(centres))
+    scores = policy.model.language_model.lm_head(hidden).log_softmax(-1)
+    soft = policy.tokens.spread(centres[:, 0], 0.2)
+    expected = -(soft * scores[:, :2, policy.tokens.rows]).sum(-1)
+    stop = -scores[:, 2].gather(-1, targets[:, 2:])[:, 0]
+    by_hand = (expected.sum() + stop.sum()) / 24
+    assert policy.imitation(inputs, centres, spread=0.2).loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
 # -- the mlp's side -------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ import numpy as np
 
 from embodied.config import parse
 from embodied.config.compose import compose_recipe, find_recipe
+from embodied.interaction.before_and_after import film_before_and_after
 from embodied.interaction.evaluate import evaluate_policy, find_policy
 from embodied.interaction.recipe import EvaluationConfig, parse_recipe, resolve_device
-from embodied.interaction.train import film_before_and_after
 from embodied.interaction.train import train as train_recipe
 from embodied.report import build_report
 from embodied.runs.folder import create_run_folder

@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json, print the rate."""
     from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
-    from embodied.interaction.train import versions
+    from embodied.runs.versions import versions
 
     policy = find_policy(args.policy)
     env, options, device = target(args)

@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 def carry_out(recipe: Any, folder: Any, *, command: str, resume: bool) -> int:
     """Train, then film and report; says at the end where everything is and what to do next."""
-    from embodied.interaction.train import film_before_and_after, train
+    from embodied.interaction.before_and_after import film_before_and_after
+    from embodied.interaction.train import train
     from embodied.report import build_report
     from embodied.runs.checkpoint import CheckpointStore
 

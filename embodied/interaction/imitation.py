@@ -25,7 +25,6 @@ from embodied.interaction.augmentation import augment
 from embodied.interaction.imitation_data import prepare, split_episodes, whole_pictures
 from embodied.interaction.imitation_recipe import RECIPE_FILE, ImitationRecipe
 from embodied.interaction.recipe import resolve_device
-from embodied.interaction.train import versions
 from embodied.learner.learner import Learner
 from embodied.learner.sharding import recompute_activations
 from embodied.random import derive_seed, generator
@@ -33,6 +32,7 @@ from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress, spoken_time
+from embodied.runs.versions import versions
 from policies import registry
 from policies.api import Imitation, Policy
 from policies.vla import statistics

@@ -21,7 +21,7 @@ from envs.api import Assignments, Observation
 from envs.batch import BatchEnv, BatchStep
 from envs.libero.arm import ArmState
 from envs.libero.config import LiberoConfig
-from envs.libero.perturbations import UNCHANGED, World, draw_world, with_distractor_bodies
+from envs.libero.perturbations import UNCHANGED, World, draw_shift, draw_world, with_distractor_bodies
 from envs.libero.pictures import camera_id
 from envs.libero.scene import SceneCache
 from envs.libero.simulator import load
@@ -187,7 +187,9 @@ class LiberoBatch(BatchEnv):
             row.data = mujoco.MjData(task.scene.model)
             row.task = task
             self._drop_idle_scenes()
-        row.task, row.task_id, row.draw, row.steps = task, task_id, task.draw(seed), 0
+        shift = draw_shift(self._config.perturb, seed)
+        row.draw = task.draw(seed).moved(shift) if shift.any() else task.draw(seed)
+        row.task, row.task_id, row.steps = task, task_id, 0
         texts = self._wordings[task_id]
         row.instruction = texts[derive_seed(seed, "perturb", "instruction") % len(texts)]
         model = task.scene.model

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from embodied.errors import ConfigurationError, suggest
 
 MAX_SEVERITY = 5
-KINDS = ("camera", "light", "texture", "noise", "robot_start", "distractors", "instruction")
+KINDS = ("camera", "light", "texture", "noise", "robot_start", "layout", "distractors", "instruction")
 
 LEVELS: dict[str, tuple[float, ...]] = {
     "camera": (0.02, 0.04, 0.07, 0.10, 0.15),  # metres of displacement; radians of turn are as many
@@ -15,6 +15,7 @@ LEVELS: dict[str, tuple[float, ...]] = {
     "texture": (0.1, 0.2, 0.35, 0.5, 0.7),  # strength of the tint of table, floor and walls
     "noise": (4.0, 8.0, 16.0, 24.0, 40.0),  # standard deviation in grey levels of 255
     "robot_start": (0.02, 0.04, 0.07, 0.1, 0.14),  # radians, standard deviation of each arm joint
+    "layout": (0.02, 0.04, 0.06, 0.08, 0.1),  # metres that everything on the table is moved by at most, in x and in y
     "distractors": (1, 2, 3, 4, 6),  # how many things that do not belong
 }
 

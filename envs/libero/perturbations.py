@@ -2,8 +2,8 @@
 
 The kinds are those of LIBERO-Plus (camera, light, texture, noise, robot start, distractors, wording); the magnitudes
 are this project's, in `envs.libero.magnitudes`. A draw is a pure function of (kind, severity, seed): it is the same in
-every process, and the same seed meets the same changes under every policy. Physics is untouched but for the robot's
-start.
+every process, and the same seed meets the same changes under every policy. Physics is untouched but for where the robot
+and the things start.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ class World:
 
 
 UNCHANGED = World()
+
+
+def draw_shift(perturb: Mapping[str, int], seed: int) -> np.ndarray:
+    """float64 [2]: metres that everything on the table is moved by, together, so that nothing collides."""
+    if "layout" not in perturb:
+        return np.zeros(2)
+    most = LEVELS["layout"][perturb["layout"] - 1]
+    return np.random.default_rng(derive_seed(seed, "perturb", "layout")).uniform(-most, most, 2)
 
 
 def with_distractor_bodies(xml: str) -> str:

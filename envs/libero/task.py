@@ -30,11 +30,19 @@ _REMEMBERED_DRAWS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """What one seed decides: poses of the fixtures [F, 3] and [F, 4], and the state [1 + nq + nv] of all joints."""
+    """What one seed decides: poses of the fixtures [F, 3] and [F, 4], and the state [1 + nq + nv] of all joints.
+
+    shift [2]: metres that loose objects start from there, or from a stored state, moved by; fixtures are moved already.
+    """
 
     fixture_pos: np.ndarray
     fixture_quat: np.ndarray
     state: np.ndarray
+    shift: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2))
+
+    def moved(self, shift: np.ndarray) -> Draw:
+        """The same arrangement, all of it moved by `shift` [2] metres in x and y."""
+        return dataclasses.replace(self, fixture_pos=self.fixture_pos + [*shift, 0.0], shift=shift)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Task:
         self.is_solved = compile_goal(self._env, model)
         self.objects = {name: int(self._env.obj_body_id[name]) for name in self._env.objects_dict}
         self.fixtures = {name: int(self._env.obj_body_id[name]) for name in self._env.fixtures_dict}
+        self._loose = model.jnt_qposadr[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
         self.fixture_ids = np.array(list(self.fixtures.values()), dtype=np.int64)
         self.goal: list[list[str]] = self._env.parsed_problem["goal_state"]
         self.burners = [_burner(state, model) for state in self._env.tracking_object_states_change]
@@ -116,6 +125,8 @@ class Task:
         mujoco.mj_resetData(model, data)
         data.time = state[0]
         data.qpos[:] = state[1 : 1 + model.nq]
+        for axis in range(2):
+            data.qpos[self._loose + axis] += draw.shift[axis]
         data.qvel[:] = state[1 + model.nq :]
         mujoco.mj_forward(model, data)
         stock = self._env.robots[0].controller

@@ -30,11 +30,13 @@ class ImageOptions:
     jpeg_quality: encode and decode as JPEG first (95 in OpenVLA-OFT's LIBERO evaluation); 0 leaves it out.
     filter: "lanczos3" resizes as TensorFlow's antialiased resize does, "none" leaves it to the processor.
     crop_area: fraction of the area kept by a centre crop, resized back (0.9 for recipes trained with random crops).
+    hidden: black pictures instead, whatever is shown: the control that tells how far a task goes without seeing.
     """
 
     jpeg_quality: int = 0
     filter: Literal["none", "lanczos3"] = "none"
     crop_area: float = 1.0
+    hidden: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.jpeg_quality <= 100:
@@ -68,8 +70,10 @@ class ImageProcessor:
             raise ConfigurationError(
                 f"Pictures must be uint8 [B, V, H, W, 3]; got {images.dtype} {tuple(images.shape)}."
             )
-        flat = images.flatten(0, 1).cpu()
         options = self.options
+        if options.hidden:
+            return images.new_zeros(*images.shape[:2], self.size, self.size, 3, device="cpu")
+        flat = images.flatten(0, 1).cpu()
         if options.jpeg_quality:
             flat = torch.stack([_jpeg(picture, options.jpeg_quality) for picture in flat])
         if options.filter == "lanczos3":

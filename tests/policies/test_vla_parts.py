@@ -126,6 +126,13 @@ def test_centre_crop_samples_the_box_of_the_asked_area():
     )
 
 
+def test_hidden_pictures_are_black_in_the_asked_size():
+    pictures = torch.full((2, 1, 8, 8, 3), 200, dtype=torch.uint8)
+    shown = ImageProcessor(16, ImageOptions(hidden=True, jpeg_quality=95, crop_area=0.9))(pictures)
+    assert shown.shape == (2, 1, 16, 16, 3)
+    assert not shown.any()
+
+
 def test_jpeg_step_changes_noise_and_keeps_flat_pictures():
     processor = ImageProcessor(64, ImageOptions(jpeg_quality=95))
     flat = torch.full((1, 1, 64, 64, 3), 128, dtype=torch.uint8)

@@ -89,6 +89,23 @@ def test_the_robot_starts_elsewhere_and_stays_there_while_settling() -> None:
     bare.close()
 
 
+def test_everything_on_the_table_is_moved_together() -> None:
+    batch, bare = _make(layout=3), _make()
+    starts = ((0, 0, 1), (0, -1, 2))
+    for each in (batch, bare):
+        each.reset(all_rows(each), assign(*starts))
+    for row in range(2):
+        task, moved, plain = batch.task_of(row), batch.data_of(row).xpos.copy(), bare.data_of(row).xpos.copy()
+        bodies = [*task.objects.values(), *task.fixtures.values()]
+        shifts = (moved - plain)[bodies]
+        assert np.abs(shifts - shifts[0]).max() < 2e-3  # settling is not equal to the bit elsewhere
+        assert 0.005 < np.abs(shifts[0][:2]).max() <= LEVELS["layout"][2] + 2e-3
+        assert abs(shifts[0][2]) < 2e-3
+        assert np.abs(batch.data_of(row).qpos[:7] - bare.data_of(row).qpos[:7]).max() < 1e-3, "the arm stays"
+    batch.close()
+    bare.close()
+
+
 def test_instructions_are_reworded_and_listed_in_the_spec() -> None:
     config = LiberoConfig(id="libero/libero_goal", perturb={"instruction": 5})
     spec = describe_tasks(config)

@@ -42,7 +42,7 @@ class Draw:
 
     def moved(self, shift: np.ndarray) -> Draw:
         """The same arrangement, all of it moved by `shift` [2] metres in x and y."""
-        return dataclasses.replace(self, fixture_pos=self.fixture_pos + [*shift, 0.0], shift=shift)
+        return dataclasses.replace(self, fixture_pos=self.fixture_pos + np.append(shift, 0.0), shift=shift)
 
 
 @dataclasses.dataclass(frozen=True)

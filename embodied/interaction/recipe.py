@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from embodied.config import config, parse
 from embodied.errors import ConfigurationError, suggest
 from embodied.interaction.algorithm import AlgorithmConfig, check_levels
 from embodied.learner.learner import LearnerConfig
+from embodied.runs.options import CheckpointConfig, LoggerConfig, RunConfig
+from embodied.scheduler.options import ClusterConfig, resolve_device
 from envs import registry as env_registry
 from envs.api import EnvConfig
 from policies import registry as policy_registry
@@ -82,63 +82,6 @@ class RecordConfig:
             raise ValueError(f"episodes is {self.episodes}, fps {self.fps}; expected episodes >= 0 and fps >= 1")
 
 
-@config
-class CheckpointConfig:
-    """every: iterations between checkpoints (one is always written at the end). keep: how many stay on disk."""
-
-    every: int = 50
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or self.keep < 1:
-            raise ValueError(f"every is {self.every}, keep {self.keep}; both must be at least 1")
-
-
-@config
-class ClusterConfig:
-    """device: where acting and learning happen; auto takes every GPU there is, else the CPU.
-    launcher: inline runs all workers in this process, ray gives each its own; auto is inline on one device.
-    address: of a running Ray cluster ("auto" finds it); None starts Ray on this machine when it is needed.
-    placement: shared, split or mixed; see docs/scheduler.md. workers: how many, by stage. devices: which, by stage, one
-    a worker, instead of the placement's.
-    memory_mib: state (weights, optimiser) that a device may hold at once; above it stages swap. None: no limit.
-    restarts: how often a run starts its workers again, from its latest checkpoint, after the process of one has died.
-    threads: of the tensor library in this process. deadline_seconds: how long any single wait may take before it is an
-    error."""
-
-    device: str = "auto"
-    launcher: Literal["auto", "inline", "ray"] = "auto"
-    address: str | None = None
-    placement: Literal["shared", "split", "mixed"] = "shared"
-    workers: dict[str, int] = dataclasses.field(default_factory=dict)
-    devices: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    memory_mib: float | None = None
-    restarts: int = 3
-    threads: int = 1
-    deadline_seconds: float = 600.0
-
-    def __post_init__(self) -> None:
-        if self.threads < 1 or self.restarts < 0:
-            raise ValueError(f"threads is {self.threads}, restarts {self.restarts}; expected at least 1 and at least 0")
-        if self.deadline_seconds <= 0 or (self.memory_mib is not None and self.memory_mib <= 0):
-            raise ValueError("deadline_seconds and memory_mib must be above 0 (memory_mib may be null)")
-
-
-@config
-class LoggerConfig:
-    """tensorboard: also write event files for it."""
-
-    tensorboard: bool = True
-
-
-@config
-class RunConfig:
-    """root: folder below which `<recipe>/<time>/` is made. folder: this very folder instead."""
-
-    root: str = "runs"
-    folder: str | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """One run, completely described."""
@@ -171,17 +114,6 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, complete with defaults; `parse_recipe` is its inverse."""
         return dataclasses.asdict(self)
-
-
-def resolve_device(wanted: str) -> str:
-    """The torch device that `wanted` means on this machine. Raises ConfigurationError when it does not exist."""
-    gpus = torch.cuda.device_count()
-    valid = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
-    if wanted not in valid:
-        raise ConfigurationError(
-            f"the device {wanted!r} does not exist here. " + suggest(wanted, valid, noun="devices")
-        )
-    return ("cuda:0" if gpus else "cpu") if wanted == "auto" else wanted
 
 
 _SECTIONS: dict[str, type] = {

@@ -14,12 +14,10 @@ import torch
 import yaml
 
 from embodied.errors import CheckpointError, EmbodiedError, WorkerDied
-from embodied.interaction.busy import busy_shares, stage_times
 from embodied.interaction.evaluation import episode_metrics
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.learner_worker import Update
 from embodied.interaction.messages import Collected
-from embodied.interaction.overlap import Iteration, iterations
 from embodied.interaction.placement import make_plan
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.training_run import Progress, TrainingRun
@@ -27,9 +25,9 @@ from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress
 from embodied.runs.versions import versions
-from embodied.scheduler.flow import Flow
-from embodied.scheduler.inline import InlineLauncher
-from embodied.scheduler.launcher import Launcher
+from embodied.scheduler.busy import busy_shares, stage_times
+from embodied.scheduler.launch import make_launcher
+from embodied.scheduler.overlap import Iteration, iterations
 from embodied.scheduler.plan import Plan
 
 
@@ -59,7 +57,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
 
     async def attempt(screen: RunProgress, going_on: bool) -> tuple[str, str]:
         nonlocal state
-        async with make_launcher(recipe, flow, plan) as system:
+        async with make_launcher(flow, plan, seed=recipe.seed, cluster=recipe.cluster) as system:
             run = TrainingRun(recipe, folder, system, screen)
             try:
                 await run.start()
@@ -179,13 +177,3 @@ def _status(metrics: dict[str, float], has_success: bool) -> str:
     if "train/return" in metrics:
         return f"training return {metrics['train/return']:.2f}"
     return f"KL {metrics.get('policy/approx_kl', 0.0):.4f}"
-
-
-def make_launcher(recipe: Recipe, flow: Flow, plan: Plan) -> Launcher:
-    """The launcher that the plan names."""
-    options: dict[str, Any] = {"seed": recipe.seed, "deadline": recipe.cluster.deadline_seconds}
-    if plan.launcher == "inline":
-        return InlineLauncher(flow, plan, **options)
-    from embodied.scheduler.ray_launcher import RayLauncher
-
-    return RayLauncher(flow, plan, address=recipe.cluster.address, **options)

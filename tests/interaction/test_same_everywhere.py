@@ -11,8 +11,8 @@ from embodied.interaction.flow import embodied_flow
 from embodied.interaction.messages import Rollout
 from embodied.interaction.placement import make_plan
 from embodied.interaction.recipe import parse_recipe
-from embodied.interaction.train import make_launcher
 from embodied.scheduler import StagePlan
+from embodied.scheduler.launch import make_launcher
 from tests.interaction.tap import Tap
 
 SMALL = [
@@ -36,7 +36,7 @@ def one_iteration(tmp_path, *overrides):
     plan = dataclasses.replace(plan, stages={**plan.stages, "tap": StagePlan(devices=("cpu",))})
 
     async def scenario():
-        async with make_launcher(recipe, flow, plan) as system:
+        async with make_launcher(flow, plan, seed=recipe.seed, cluster=recipe.cluster) as system:
             budget = recipe.cluster.memory_mib
             swapping = await system.set_residency(None if budget is None else int(budget * 2**20))
             assert (budget is None) == (swapping == [])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.interaction.overlap import iterations
+from embodied.scheduler.overlap import iterations
 
 
 class Run:

@@ -83,6 +83,9 @@ class LiberoBatch(BatchEnv):
         self.spec = describe_tasks(config)
         self._config = config
         self._files = chosen_tasks(config)
+        # tasks of one suite share a limit, which the stepper applies; libero_130 has tasks with shorter ones
+        own = config.step_limits if config.episode_steps is None else ()
+        self._limits = own if len(set(own)) > 1 else None
         self._simulator = load(config.asset_folder)
         prepare = with_distractor_bodies if "distractors" in config.perturb else str
         largest = max(config.image_size, _PEOPLE_SIZE)
@@ -100,7 +103,7 @@ class LiberoBatch(BatchEnv):
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:
         n = self.num_envs
-        success, unstable = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        success, cut = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         commands = actions.numpy().astype(np.float64)
         for index in np.flatnonzero(active.numpy()):
             row = self._rows[index]
@@ -111,12 +114,13 @@ class LiberoBatch(BatchEnv):
                 logger.warning(
                     "%s: the physics of environment %d became unstable; its episode ends.", self.spec.id, index
                 )
-                unstable[index] = True
+                cut[index] = True
             else:
                 success[index] = row.task.is_solved(row.data)
+                cut[index] = self._limits is not None and row.steps >= self._limits[row.task_id]
         solved = torch.from_numpy(success)
         return BatchStep(
-            reward=solved.float(), terminated=solved, truncated=torch.from_numpy(unstable), success=solved.clone()
+            reward=solved.float(), terminated=solved, truncated=torch.from_numpy(cut), success=solved.clone()
         )
 
     def observe(self, rows: torch.Tensor | None = None) -> Observation:

@@ -12,7 +12,7 @@ from embodied.errors import ConfigurationError, suggest
 from envs.api import EnvConfig
 from envs.libero.magnitudes import validate
 from envs.libero.protocols import PROTOCOLS, ProtocolName
-from envs.libero.suites import family_of, split_id
+from envs.libero.suites import families_of_tasks, split_id
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "sideview", "birdview", "galleryview")
 
@@ -65,9 +65,11 @@ class LiberoConfig(EnvConfig):
         return None if self.assets is None else Path(self.assets).expanduser().resolve()
 
     @property
-    def step_limit(self) -> int:
-        """Control steps of an episode under the protocol."""
-        return PROTOCOLS[self.protocol].step_limits[family_of(self.suite)]
+    def step_limits(self) -> tuple[int, ...]:
+        """Control steps of an episode of each task under the protocol."""
+        suite, number = split_id(self.id)
+        limits = tuple(PROTOCOLS[self.protocol].step_limits[family] for family in families_of_tasks(suite))
+        return limits if number is None else (limits[number],)
 
     @property
     def settling_steps(self) -> int:

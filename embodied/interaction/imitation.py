@@ -33,6 +33,7 @@ from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress, spoken_time
 from embodied.runs.versions import versions
+from embodied.system.termination import interruption
 from policies import registry
 from policies.api import Imitation, Policy
 from policies.vla import statistics
@@ -257,9 +258,10 @@ def _build(recipe: ImitationRecipe, dataset: EpisodeDataset, training: list[int]
             "policies.api.Imitation)."
         )
     if isinstance(policy, VLAPolicy):
-        labels, state = demonstrated_numbers(dataset, training)
+        labels, state, privileged = demonstrated_numbers(dataset, training)
         proprio = state if state.shape[1] else None
-        policy.set_statistics(dataset.spec.id, statistics.compute(labels, len(training), proprio))
+        found = statistics.compute(labels, len(training), proprio, privileged=privileged)
+        policy.set_statistics(dataset.spec.id, found)
     return policy
 
 
@@ -286,7 +288,7 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
         result |= {"policy": str(run.exported), "progress": dataclasses.asdict(run.progress)}
         return Fitted(run.exported, reason, dict(dataset.origin.get("env") or {}), run.progress)
     except KeyboardInterrupt:
-        status, reason = "interrupted", "stopped by the user"
+        status, reason = "interrupted", interruption()
         raise
     except EmbodiedError as error:
         reason = str(error)

@@ -29,6 +29,7 @@ from embodied.scheduler.busy import busy_shares, stage_times
 from embodied.scheduler.launch import make_launcher
 from embodied.scheduler.overlap import Iteration, iterations
 from embodied.scheduler.plan import Plan
+from embodied.system.termination import interruption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Outcome:
 def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = False) -> Outcome:
     """Train `recipe` in `folder`, from the start or from its latest checkpoint; returns when it is over.
 
-    Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
+    Raises KeyboardInterrupt on Ctrl-C (or SIGTERM, see `embodied.system.termination`) and EmbodiedError on failure, both after result.json says so.
     """
     torch.set_num_threads(recipe.cluster.threads)
     flow = embodied_flow(recipe, folder.path / "alarms")
@@ -113,7 +114,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
     try:
         status, reason = asyncio.run(main())
     except KeyboardInterrupt:
-        conclude("interrupted", "interrupted by the user")
+        conclude("interrupted", interruption())
         raise
     except EmbodiedError as error:
         conclude("failed", str(error))

@@ -30,6 +30,7 @@ from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import write_spans
 from embodied.scheduler.transport import Location, choose
 from embodied.scheduler.weights import Bucket
+from embodied.system.termination import sigterm_kept
 
 log = logging.getLogger(__name__)
 
@@ -151,10 +152,11 @@ class RayLauncher(Launcher):
             "namespace": "embodied",
         }
         try:
-            if self._address is not None:
-                ray.init(address=self._address, **{k: v for k, v in options.items() if k != "include_dashboard"})
-            else:
-                ray.init(object_store_memory=_OBJECT_STORE_BYTES, **options)
+            with sigterm_kept():
+                if self._address is not None:
+                    ray.init(address=self._address, **{k: v for k, v in options.items() if k != "include_dashboard"})
+                else:
+                    ray.init(object_store_memory=_OBJECT_STORE_BYTES, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"reach the Ray cluster at {self._address}" if self._address else "start Ray on this machine"
             raise ConfigurationError(f"cannot {where}: {error}") from error

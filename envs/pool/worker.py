@@ -120,7 +120,9 @@ def receive_message(connection: Connection) -> Any:
 
 def main(connection_fd: int, lifeline_fd: int) -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    # Ctrl-C and a job manager's SIGTERM may reach the whole group; they are the parent's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent(lifeline_fd)
     connection = Connection(connection_fd)
     setup = receive_message(connection)

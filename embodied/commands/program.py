@@ -1,0 +1,64 @@
+"""A program of verbs: finds the verb, runs it, and turns every known fault into one paragraph and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 refused input, 130 interrupted by Ctrl-C, 143 ended by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from embodied import __version__
+from embodied.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EmbodiedError
+from embodied.system.termination import interruption, sigterm_as_interrupt, was_terminated
+
+
+def verbs_parser(package: str, verbs: Sequence[str], description: str, start_with: str) -> argparse.ArgumentParser:
+    """The parser of all verbs, whose modules are in `<package>.commands`."""
+    parser = argparse.ArgumentParser(
+        prog=package,
+        description=description,
+        epilog=f"Start with: {start_with}    Every verb has examples: {package} VERB --help",
+    )
+    parser.add_argument("--version", action="version", version=f"{package} {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb in verbs:
+        importlib.import_module(f"{package}.commands.{verb}").add_parser(subparsers)
+    return parser
+
+
+def run_program(package: str, parse: Callable[[], argparse.Namespace]) -> int:
+    """Parse, run the verb's module, and return the exit code."""
+    from embodied.system.shadowing import check_shadowing
+
+    # many small tensors: one thread is faster, and simulators need the other cores; set before torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    said = package
+    with sigterm_as_interrupt():
+        try:
+            check_shadowing()  # before any verb is imported: what it warns of would break the import
+            args = parse()
+            said = f"{package} {args.verb}"
+            return importlib.import_module(f"{package}.commands.{args.verb}").run(args)
+        except EmbodiedError as error:
+            kind = "refused" if error.exit_code != EXIT_FAILED else "failed"
+            _print_cause(error)
+            print(f"{said} {kind}: {error}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            print(interruption(), file=sys.stderr)
+            return EXIT_TERMINATED if was_terminated() else EXIT_INTERRUPTED
+        except BrokenPipeError:
+            # the reader of our output went away (`embodied recipes | head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_FAILED
+
+
+def _print_cause(error: EmbodiedError) -> None:
+    """An unexpected exception behind the error is a fault of ours or of a plug-in: show where it came from."""
+    if error.__cause__ is not None and not isinstance(error.__cause__, EmbodiedError | OSError):
+        traceback.print_exception(error.__cause__)

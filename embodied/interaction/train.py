@@ -45,8 +45,8 @@ class Outcome:
 def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = False) -> Outcome:
     """Train `recipe` in `folder`, from the start or from its latest checkpoint; returns when it is over.
 
-    Raises KeyboardInterrupt on Ctrl-C (or SIGTERM, see `embodied.system.termination`) and EmbodiedError on failure, both
-    after result.json says so.
+    Raises KeyboardInterrupt on Ctrl-C (or SIGTERM, see `embodied.system.termination`) and EmbodiedError on failure,
+    both after result.json says so.
     """
     torch.set_num_threads(recipe.cluster.threads)
     flow = embodied_flow(recipe, folder.path / "alarms")

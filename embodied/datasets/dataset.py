@@ -45,8 +45,13 @@ class EpisodeDataset(abc.ABC):
         return (self[index] for index in range(len(self)))
 
 
-def demonstrated_numbers(dataset: EpisodeDataset, episodes: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """`labels` float32 [N, A] and `state` float32 [N, S] of all steps of the given episodes (None: all)."""
+def demonstrated_numbers(
+    dataset: EpisodeDataset, episodes: list[int] | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """`labels` float32 [N, A], `state` float32 [N, S] and, where there is any, `privileged` float32 [N, P] of all steps
+    of the given episodes (None: all)."""
     chosen = [dataset.numbers(index) for index in (range(len(dataset)) if episodes is None else episodes)]
     labels = np.concatenate([episode.labels.numpy() for episode in chosen])
-    return labels, np.concatenate([episode.state.numpy() for episode in chosen])
+    state = np.concatenate([episode.state.numpy() for episode in chosen])
+    known = [episode.privileged.numpy() for episode in chosen if episode.privileged is not None]
+    return labels, state, np.concatenate(known) if len(known) == len(chosen) else None

@@ -24,14 +24,19 @@ from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import single_device_plan
 from envs.api import EnvConfig, EnvSpec
 from policies.registry import DESCRIPTION, WEIGHTS
+from sim_assets.trained import bundled_checkpoint
 
 
 def find_policy(path: str | Path) -> Path:
-    """The policy folder meant by a policy folder, a checkpoint folder or a run folder (its latest checkpoint).
+    """The policy folder meant by a policy, checkpoint or run folder (its latest checkpoint), or by the name of a
+    checkpoint that ships.
 
     Raises AssetError when there is none.
     """
+    bundled = bundled_checkpoint(str(path))
     path = Path(path).expanduser()
+    if bundled is not None and not path.is_dir():
+        return bundled
     if not path.is_dir():
         raise AssetError(f"there is no folder {path}; give a run folder, one of its checkpoints, or a saved policy")
     latest = CheckpointStore(path / "checkpoints", keep=1).latest()

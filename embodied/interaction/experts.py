@@ -41,17 +41,22 @@ class ExpertKind:
     """Experts for the environments of one prefix.
 
     make: "module:attribute" of `(config, batch) -> Expert`. settings: options of the environment the experts need.
+    alternatives: other values of these options that they can work with.
     disturbed: action dimensions that noise may be put on without spoiling the task (translations, as a rule).
     """
 
     make: str
     settings: dict[str, Any]
     disturbed: tuple[int, ...]
+    alternatives: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
 
 _KINDS = {
     "maniskill": ExpertKind(
-        "embodied.interaction.experts:maniskill_expert", {"control_mode": "pd_ee_delta_pose"}, (0, 1, 2)
+        "embodied.interaction.experts:maniskill_expert",
+        {"control_mode": "pd_ee_delta_pose"},
+        (0, 1, 2),
+        {"control_mode": ("pd_ee_delta_pos",)},
     ),
     "libero": ExpertKind("embodied.interaction.experts:libero_expert", {}, (0, 1, 2)),
 }
@@ -74,9 +79,10 @@ def expert_config(values: dict[str, Any]) -> EnvConfig:
 
     Raises ConfigurationError for values that the expert cannot work with.
     """
-    needed = expert_kind(values["id"]).settings | {"auto_reset": "disabled", "slots": 1, "ignore_terminations": False}
+    kind = expert_kind(values["id"])
+    needed = kind.settings | {"auto_reset": "disabled", "slots": 1, "ignore_terminations": False}
     for name, value in needed.items():
-        if values.get(name, value) != value:
+        if values.get(name, value) not in (value, *kind.alternatives.get(name, ())):
             raise ConfigurationError(
                 f"env.{name} is {values[name]!r}, but the scripted expert of {values['id']} needs {value!r}; leave it "
                 "out."
@@ -163,14 +169,22 @@ class StateExpert:
 
 
 def maniskill_expert(config: Any, batch: BatchEnv) -> Expert:
-    """See `envs.maniskill.experts`. Raises ConfigurationError for a task without an expert."""
-    from envs.maniskill.experts import EXPERTS
+    """See `envs.maniskill.experts`. Raises ConfigurationError for a task or a control mode without an expert."""
+    from envs.maniskill.experts import EXPERTS, TURNING, without_turns
 
     if config.task not in EXPERTS:
         raise ConfigurationError(
             f"There is no scripted expert for {config.id}. " + suggest(config.task, sorted(EXPERTS), noun="tasks")
         )
-    return StateExpert(EXPERTS[config.task])
+    expert = EXPERTS[config.task]
+    if config.control_mode == "pd_ee_delta_pos":
+        if config.task in TURNING:
+            raise ConfigurationError(
+                f"The scripted expert of {config.id} turns the hand, which env.control_mode=pd_ee_delta_pos cannot; "
+                "leave env.control_mode out."
+            )
+        expert = without_turns(expert)
+    return StateExpert(expert)
 
 
 class _LiberoExpert:

@@ -62,7 +62,7 @@ class BatchedManiSkill(ManiSkillBatch):
         self._started[:] = False
         success = info.get("success", torch.zeros(self.num_envs)).bool()
         return BatchStep(
-            reward=task_reward(self._env, reward, success).to("cpu", copy=True),
+            reward=task_reward(self._env, self._config, reward, success).to("cpu", copy=True),
             terminated=terminated.bool().to("cpu", copy=True),
             truncated=truncated.bool().to("cpu", copy=True),
             success=success.to("cpu", copy=True),

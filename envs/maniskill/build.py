@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import math
 from typing import Any
 
 import mani_skill
@@ -28,6 +29,7 @@ from envs.maniskill.lowpoly import lowpoly_task
 from envs.maniskill.quiet import without_graphics, without_noise, without_questions
 from envs.maniskill.scene import batched_task
 from envs.maniskill.stock import stock_task
+from envs.maniskill.variation import VARIATIONS, smooth_reward, spread_task
 
 logger = logging.getLogger("envs.maniskill")
 _process_device: str | None = None
@@ -42,7 +44,8 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
             f"ManiSkill has no task {config.task!r}. {hint}Valid tasks: {', '.join(sorted(REGISTERED_ENVS))}."
         )
     task = REGISTERED_ENVS[config.task]
-    rewards = {"sparse", *task.cls.SUPPORTED_REWARD_MODES} - {"none"}
+    varied = config.task in VARIATIONS
+    rewards = {"sparse", *task.cls.SUPPORTED_REWARD_MODES, *(["smooth"] if varied else [])} - {"none"}
     if config.reward not in rewards:
         raise ConfigurationError(
             f"Task {config.task} has no reward {config.reward!r} (env.reward). "
@@ -51,6 +54,10 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
     if config.robot is not None and config.robot not in REGISTERED_AGENTS:
         raise ConfigurationError(
             f"Robot {config.robot!r} (env.robot) is unknown. " + suggest(config.robot, REGISTERED_AGENTS, noun="robots")
+        )
+    if config.spread != (1.0, 1.0) and not varied:
+        raise ConfigurationError(
+            f"Task {config.task} cannot be spread (env.spread); tasks that can: {', '.join(sorted(VARIATIONS))}."
         )
     _check_assets(task)
     return task
@@ -93,15 +100,14 @@ def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu
         "sim_backend": f"physx_{device}",
         "render_backend": device if config.needs_renderer else "none",
         "render_mode": "rgb_array" if config.rendering == "on_demand" else None,
-        "sensor_configs": {}
-        if config.image_size is None
-        else {"width": config.image_size, "height": config.image_size},
+        "sensor_configs": _camera_options(config),
         "human_render_camera_configs": {},
         "viewer_camera_configs": {},
     }
     if config.robot is not None:
         options["robot_uids"] = config.robot
-    drawn = task.cls if config.robot_visual == "stock" else lowpoly_task(task.cls)
+    drawn = task.cls if config.spread == (1.0, 1.0) else spread_task(task.cls, config.task, config.spread)
+    drawn = drawn if config.robot_visual == "stock" else lowpoly_task(drawn)
     if batch is None:
         cls = stock_task(drawn)
     elif device == "cuda":
@@ -134,6 +140,16 @@ def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu
                 f"{config.task} reads its visuals while it is built ({error}); set env.rendering=on_demand."
             ) from error
         raise
+
+
+def _camera_options(config: ManiSkillConfig) -> dict[str, Any]:
+    """What differs from the task's own policy cameras."""
+    options: dict[str, Any] = {}
+    if config.image_size is not None:
+        options |= {"width": config.image_size, "height": config.image_size}
+    if config.field_of_view is not None:
+        options["fov"] = math.radians(config.field_of_view)
+    return options
 
 
 def _claim_process(device: str) -> None:
@@ -175,8 +191,11 @@ def split_action(actions: torch.Tensor, parts: dict[str, int]) -> torch.Tensor |
     return dict(zip(parts, actions.split(list(parts.values()), dim=1), strict=True))
 
 
-def task_reward(env: BaseEnv, reward: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
-    """float32 [n]: the task's reward; success itself where a sparse reward was asked of a task that has no reward."""
+def task_reward(env: BaseEnv, config: ManiSkillConfig, reward: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """float32 [n]: the task's reward, or our smooth one; success itself where a sparse reward was asked of a task that
+    has no reward."""
+    if config.reward == "smooth":
+        return smooth_reward(env, config.task, success)
     return success.float() if env.reward_mode == "none" else reward.float().clone()
 
 

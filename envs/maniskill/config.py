@@ -15,10 +15,14 @@ class ManiSkillConfig(EnvConfig):
     obs: "state" shows the simulator's full state vector; "rgb" shows the cameras, and as state what the robot itself
         can sense, with the full state as privileged part; "rgb+state" shows the cameras and the full state.
     control_mode: how actions move the robot; None takes the robot's default.
-    reward: "dense" and "normalized_dense" are shaped by the task, "sparse" is 1 at success.
+    reward: "dense" and "normalized_dense" are shaped by the task, "sparse" is 1 at success; "smooth" is a
+        potential without gates from 0 to 1, and 1 more at success, for reward_form: relative (three tasks know it).
     robot: robot id, e.g. "panda"; None takes the task's default.
     image_size: height and width of every policy camera; None keeps the task's own size.
     cameras: names of the policy cameras; None takes all that the task has.
+    field_of_view: degrees that every policy camera sees from top to bottom; None keeps the task's own.
+    spread: objects start so many times further from the middle of their area, along x and y, than the task puts them;
+        a target that is placed relative to its object moves with it. Physics, success and rewards are the same.
     robot_visual: "lowpoly" draws the robot by its collision meshes: several times cheaper, and coarser pictures.
     hidden: names of objects (e.g. "ground", "table-workspace") left out of the policy cameras' pictures.
     sim_backend: "cpu" is exact and portable, "cuda" steps all environments on a GPU; "auto" is "cuda" where both a GPU
@@ -32,10 +36,12 @@ class ManiSkillConfig(EnvConfig):
 
     obs: Literal["state", "rgb", "rgb+state"] = "state"
     control_mode: str | None = None
-    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"
+    reward: Literal["dense", "normalized_dense", "sparse", "smooth"] = "normalized_dense"
     robot: str | None = None
     image_size: int | None = None
     cameras: tuple[str, ...] | None = None
+    field_of_view: float | None = None
+    spread: tuple[float, float] = (1.0, 1.0)
     robot_visual: Literal["stock", "lowpoly"] = "stock"
     hidden: tuple[str, ...] = ()
     sim_backend: Literal["auto", "cpu", "cuda"] = "auto"
@@ -46,11 +52,17 @@ class ManiSkillConfig(EnvConfig):
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 8:
             raise ValueError(f"image_size is {self.image_size}; it must be at least 8 pixels")
+        if self.field_of_view is not None and not 1 <= self.field_of_view < 180:
+            raise ValueError(f"field_of_view is {self.field_of_view}; it must be from 1 to below 180 degrees")
+        if min(self.spread) < 0 or max(self.spread) > 4:
+            raise ValueError(f"spread is {self.spread}; both factors must be from 0 to 4")
         if self.sim_backend == "cuda" and self.stepping == "single":
             raise ValueError("stepping: single is for CPU physics; sim_backend: cuda steps all environments together")
-        if self.obs == "state" and (self.image_size is not None or self.cameras is not None or self.hidden):
+        looks = (self.image_size, self.cameras, self.field_of_view, self.hidden or None)
+        if self.obs == "state" and any(look is not None for look in looks):
             raise ValueError(
-                "image_size, cameras and hidden have no effect with obs: state; choose obs: rgb or rgb+state"
+                "image_size, cameras, field_of_view and hidden have no effect with obs: state; "
+                "choose obs: rgb or rgb+state"
             )
 
     @property

@@ -1,8 +1,8 @@
 """Scripted experts: functions from a task's full state to actions, for tasks that a few waypoints solve.
 
-For the Panda under `pd_ee_delta_pose` control. They keep no memory: what to do next follows from where things are now,
-so one call serves any batch, in any process. Each takes the task's state observation, float32 [n, S], and returns
-actions, float32 [n, 7].
+For the Panda under `pd_ee_delta_pose` control; those that never turn the hand also under `pd_ee_delta_pos`. They keep
+no memory: what to do next follows from where things are now, so one call serves any batch, in any process. Each takes
+the task's state observation, float32 [n, S], and returns actions, float32 [n, 7].
 """
 
 from __future__ import annotations
@@ -114,3 +114,13 @@ EXPERTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "PushCube-v1": push_cube,
     "PullCube-v1": pull_cube,
 }
+
+TURNING = frozenset({"PickCube-v1", "StackCube-v1"})
+"""Tasks whose experts turn the hand, and so need control of its rotation."""
+
+_TRANSLATION_AND_GRIPPER = [0, 1, 2, 6]
+
+
+def without_turns(expert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`expert` for `pd_ee_delta_pos` control: actions, float32 [n, 4], without the three rotations."""
+    return lambda state: expert(state)[:, _TRANSLATION_AND_GRIPPER]

@@ -59,7 +59,7 @@ class StockManiSkill(ManiSkillBatch):
             self._show(row, full, info)
             succeeded = torch.as_tensor(info.get("success", torch.zeros(1))).bool().reshape(1)
             success[row] = succeeded[0]
-            reward[row] = task_reward(env, torch.as_tensor(earned).reshape(1), succeeded)[0]
+            reward[row] = task_reward(env, self._config, torch.as_tensor(earned).reshape(1), succeeded)[0]
             terminated[row], truncated[row] = bool(ended), bool(cut)
         return BatchStep(reward=reward, terminated=terminated, truncated=truncated, success=success)
 

@@ -52,7 +52,7 @@ class OpenVLAPolicy(VLAPolicy):
         hidden = self.model.hidden(
             context.embeddings, self._positions(context), causal_plan(context.valid), cache, _LAST
         )[:, 0]
-        value = self.values(hidden)
+        value = self.values(hidden, inputs)
         valid = context.valid
         if valid is not None:
             valid = torch.cat([valid, valid.new_ones(batch, count)], dim=1)[:, None, None, :]
@@ -94,12 +94,14 @@ class OpenVLAPolicy(VLAPolicy):
         return Evaluation(
             logprobs=distributions.categorical_logprob(scores, index),
             entropy=distributions.categorical_entropy(scores),
-            value=self.values(hidden[:, 0]),
+            value=self.values(hidden[:, 0], inputs),
         )
 
     def value(self, inputs: TensorDict) -> torch.Tensor:
         """[B, V], from the prompt alone."""
-        self.require_value_head()
+        self.require_value_head(inputs)
+        if self.privileged_critic:
+            return self.values(None, inputs)
         context = self._context(inputs)
         plan = causal_plan(context.valid)
         hidden = self.model.hidden(context.embeddings, self._positions(context), plan, rows=_LAST)

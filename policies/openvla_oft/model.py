@@ -113,7 +113,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
     def act(self, inputs: TensorDict, sampling: Sampling, noise: Noise) -> PolicyOutput:
         """One pass; one uniform number a token decides it. The l1 head emits its prediction, with probability 1."""
         hidden = self.hidden_states(inputs)
-        value = self.values(hidden[:, 0])
+        value = self.values(hidden[:, 0], inputs)
         chunks = self._chunked(hidden)
         if self.options.head == "l1":
             if sampling.decode == "sample":
@@ -142,12 +142,14 @@ class OpenVLAOFTPolicy(VLAPolicy):
         return Evaluation(
             logprobs=distributions.categorical_logprob(scores, index),
             entropy=distributions.categorical_entropy(scores),
-            value=self.values(hidden[:, 0]),
+            value=self.values(hidden[:, 0], inputs),
         )
 
     def value(self, inputs: TensorDict) -> torch.Tensor:
         """[B, V]: the same pass, since the last prompt token sees the placeholders."""
-        self.require_value_head()
+        self.require_value_head(inputs)
+        if self.privileged_critic:
+            return self.values(None, inputs)
         return self.value_head(self.hidden_states(inputs)[:, 0])
 
     def supervised(self, inputs: TensorDict, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

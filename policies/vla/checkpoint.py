@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from embodied.errors import AssetError, CheckpointError
+from sim_assets.trained import bundled_checkpoint, bundled_checkpoints
 
 CONFIG = "config.json"
 STATISTICS = "dataset_statistics.json"
@@ -42,15 +43,22 @@ _SHARD_BYTES = 5_000_000_000
 
 
 def resolve(source: str) -> Path:
-    """The local folder of `source`: itself if it is one, else a hub repository's snapshot.
+    """The local folder of `source`: itself if it is one, a checkpoint that ships by its name, else a hub repository's
+    snapshot.
 
-    Raises AssetError where it is neither, or cannot be reached.
+    Raises AssetError where it is none of these, or cannot be reached.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    bundled = bundled_checkpoint(source)
+    if bundled is not None:
+        return bundled
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        raise AssetError(f"{source!r} is neither an existing folder nor a hub id of the form owner/name.")
+        raise AssetError(
+            f"{source!r} is neither an existing folder, nor a hub id of the form owner/name, nor a checkpoint that "
+            f"ships ({', '.join(bundled_checkpoints()) or 'none'})."
+        )
     patterns = ["*.json", "*.safetensors", "*_checkpoint.pt", "tokenizer.model"]
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=patterns))

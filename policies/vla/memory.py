@@ -97,6 +97,8 @@ def _inputs(policy: VLAPolicy, batch: int) -> TensorDict:
         "prompt_mask": torch.ones(batch, _PROMPT_TOKENS, dtype=torch.bool),
         "proprio": torch.empty(batch, policy.interface.state_dim),
     }
+    if policy.privileged_critic:
+        fields["privileged"] = torch.empty(batch, policy.interface.privileged_dim)
     # how much of the padding a batch can drop depends on content: here, none of it
     policy.prompt = lambda inputs: (inputs["input_ids"], inputs["prompt_mask"])
     return TensorDict(fields, batch_size=[batch])

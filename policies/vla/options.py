@@ -45,6 +45,8 @@ class VLAConfig(PolicyConfig):
         sign: open is +1 (ManiSkill) or -1 (LIBERO).
     precision: type of the weights.
     recompute: keep activations of the decoder for the backward pass, or only each layer's input.
+    critic: what the value head looks at: the decoder's last prompt token (prompt), or what only the simulator knows and
+        acting does without (privileged).
     lora: adapters; None trains all weights.
     """
 
@@ -57,6 +59,7 @@ class VLAConfig(PolicyConfig):
     gripper: Literal["as_is", "open_is_positive", "open_is_negative"] = "as_is"
     precision: Literal["float32", "bfloat16"] = "float32"
     recompute: Literal["nothing", "layers"] = "nothing"
+    critic: Literal["prompt", "privileged"] = "prompt"
     lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:

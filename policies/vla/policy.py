@@ -27,7 +27,7 @@ from policies.vla.images import ImageProcessor, Normaliser
 from policies.vla.network import OpenVLAModel, positions_of, splice
 from policies.vla.options import VLAConfig
 from policies.vla.prompt import PromptEncoder, Template
-from policies.vla.value_head import ValueHead
+from policies.vla.value_head import PrivilegedCritic, ValueHead
 
 VALUE_HEAD = "value_head.safetensors"
 ENVIRONMENT = "environment"  # statistics key of a policy that starts from the environment's action bounds
@@ -85,7 +85,14 @@ class VLAPolicy(Policy):
         if options.value == "action" and chunk == 1:
             raise ConfigurationError("policy.value: action gives one value an action; with chunk 1 use value: chunk.")
         self.spec = PolicySpec(options.name, chunk, interface.action_dim, interface.action_dim, values)
-        if values:
+        if values and options.critic == "privileged":
+            if not interface.privileged_dim:
+                raise ConfigurationError(
+                    "policy.critic: privileged needs numbers that only the simulator knows, and this environment shows "
+                    "none (ManiSkill does with env.obs=rgb). Use policy.critic=prompt."
+                )
+            self.value_head: nn.Module = PrivilegedCritic(interface.privileged_dim, values)
+        elif values:
             self.value_head = ValueHead(architecture.llama.hidden_size, values)
         self.tokens = ActionTokenizer(architecture.vocab_end, architecture.bins)
         settings = bundle.preprocessor
@@ -124,6 +131,9 @@ class VLAPolicy(Policy):
                 f"environment takes {self.interface.action_dim}. Choose other statistics or another control mode."
             )
         self.state_scale = statistics.QuantileScale(entry["proprio"], self.range_guard) if "proprio" in entry else None
+        known = entry.get("privileged")
+        fits = known is not None and len(known["mean"]) == self.interface.privileged_dim
+        self.privileged_scale = statistics.StandardScale(known) if fits else None
 
     def set_statistics(self, key: str, entry: dict[str, Any]) -> None:
         """Use a dataset's statistics (see `statistics.compute`) from now on, and save them with the policy."""
@@ -134,12 +144,24 @@ class VLAPolicy(Policy):
     # -- inputs and outputs -------------------------------------------------------------------------------------
 
     def prepare(self, observation: Observed) -> TensorDict:
-        """`pixels` uint8 [B, V, h, w, 3], `input_ids` int64 [B, L], `prompt_mask` bool [B, L] (False on padding)."""
+        """`pixels` uint8 [B, V, h, w, 3], `input_ids` int64 [B, L], `prompt_mask` bool [B, L] (False on padding), and
+        `privileged` float32 [B, P] for a critic that looks at it, where there is any."""
         if observation.images is None:
             raise ConfigurationError(f"policy {self.spec.name} needs pictures; the observation has none.")
         pixels = self.pictures(observation.images[:, : self.views])
         ids, mask = self.prompts(observation.instruction)
-        return TensorDict({"pixels": pixels, "input_ids": ids, "prompt_mask": mask}, batch_size=[len(ids)])
+        inputs = TensorDict({"pixels": pixels, "input_ids": ids, "prompt_mask": mask}, batch_size=[len(ids)])
+        if self.privileged_critic and observation.privileged is not None:
+            known = observation.privileged.cpu()
+            inputs["privileged"] = (
+                known.float() if self.privileged_scale is None else self.privileged_scale.normalise(known)
+            )
+        return inputs
+
+    @property
+    def privileged_critic(self) -> bool:
+        """Whether values come from what only the simulator knows."""
+        return self.options.critic == "privileged" and self.spec.values > 0
 
     @property
     def device(self) -> torch.device:
@@ -187,14 +209,21 @@ class VLAPolicy(Policy):
         """
         return distributions.filter_logits(self.model.action_logits(hidden), sampling)
 
-    def values(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """float32 [B, V] from the last prompt token's hidden state [B, D]; None without value head."""
-        return self.value_head(hidden) if self.spec.values else None
+    def values(self, hidden: torch.Tensor | None, inputs: TensorDict) -> torch.Tensor | None:
+        """float32 [B, V] from the last prompt token's hidden state [B, D], or from what the simulator knows; None
+        without value head, or where the simulator said nothing."""
+        if not self.privileged_critic:
+            return self.value_head(hidden) if self.spec.values else None
+        return self.value_head(inputs["privileged"].to(self.device)) if "privileged" in inputs else None
 
-    def require_value_head(self) -> None:
-        """Raises ConfigurationError where there is none."""
+    def require_value_head(self, inputs: TensorDict) -> None:
+        """Raises ConfigurationError where there is none, or nothing for it to look at."""
         if not self.spec.values:
             raise ConfigurationError(f"policy {self.spec.name} has no value head (policy.value: none).")
+        if self.privileged_critic and "privileged" not in inputs:
+            raise ConfigurationError(
+                "policy.critic: privileged has no values for an observation without the simulator's own numbers."
+            )
 
     # -- learning from demonstrations ---------------------------------------------------------------------------
 
@@ -259,8 +288,9 @@ class VLAPolicy(Policy):
                 self.value_head.load_state_dict(safetensors.torch.load_file(path))
             except RuntimeError as error:
                 raise CheckpointError(
-                    f"{path} does not fit policy.value {self.options.value} ({error}); set policy.value as it was when "
-                    "the policy was saved, or remove the file to start with a fresh value head."
+                    f"{path} does not fit policy.value {self.options.value} and policy.critic {self.options.critic} "
+                    f"({error}); set both as they were when the policy was saved, or remove the file to start "
+                    "with a fresh value head."
                 ) from None
 
     def published_state(self) -> dict[str, torch.Tensor]:

@@ -52,6 +52,21 @@ class QuantileScale:
         return torch.where(mask, scaled, values).float()
 
 
+class StandardScale:
+    """(value - mean) / deviation of a dataset, clipped to five deviations, for numbers that a critic looks at."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.mean = torch.tensor(entry["mean"], dtype=torch.float32)
+        self.deviation = torch.tensor(entry["std"], dtype=torch.float32).clamp_min(1e-3)
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def normalise(self, values: torch.Tensor) -> torch.Tensor:
+        """float32 [..., P] of raw `values` [..., P]."""
+        return ((values.float() - self.mean.to(values.device)) / self.deviation.to(values.device)).clamp(-5, 5)
+
+
 def select(statistics: Statistics, key: str | None) -> tuple[str, dict[str, Any]]:
     """The dataset `key` of a checkpoint's statistics; None takes the only one there is.
 
@@ -89,9 +104,13 @@ def from_bounds(low: tuple[float, ...], high: tuple[float, ...], state_dim: int)
 
 
 def compute(
-    actions: np.ndarray, trajectories: int, proprio: np.ndarray | None = None, mask: list[bool] | None = None
+    actions: np.ndarray,
+    trajectories: int,
+    proprio: np.ndarray | None = None,
+    mask: list[bool] | None = None,
+    privileged: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Statistics of a dataset: `actions` [N, A] and `proprio` [N, S] over all N transitions.
+    """Statistics of a dataset: `actions` [N, A], `proprio` [N, S] and `privileged` [N, P] over all N transitions.
 
     mask: which action dimensions are normalised; None normalises all. Raises ConfigurationError on empty or
     non-finite data.
@@ -117,4 +136,6 @@ def compute(
     result["action"]["mask"] = list(mask) if mask is not None else [True] * actions.shape[1]
     if proprio is not None:
         result["proprio"] = entry(proprio, "proprioception")
+    if privileged is not None:
+        result["privileged"] = entry(privileged, "privileged state")
     return {**result, "num_transitions": len(actions), "num_trajectories": trajectories}

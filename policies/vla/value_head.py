@@ -1,6 +1,9 @@
-"""The critic of a vision-language-action policy: a small network on the hidden state of the last prompt token.
+"""The critic of a vision-language-action policy: a small network on the hidden state of the last prompt token, or on
+what only a simulator knows.
 
-Shape after Liu et al. 2025, "What can RL bring to VLA generalization?": one shared backbone, 512 and 128 units.
+Shape of the first after Liu et al. 2025, "What can RL bring to VLA generalization?": one shared backbone, 512 and 128
+units. The second (Pinto et al. 2018, "Asymmetric actor critic") learns fast from few episodes and costs next to
+nothing; acting never needs it, so nothing is lost when the policy leaves the simulator.
 """
 
 from __future__ import annotations
@@ -33,3 +36,22 @@ class ValueHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [B, V]."""
         return self.mlp(hidden.to(self.mlp[0].weight.dtype)).float()
+
+
+class PrivilegedCritic(nn.Module):
+    """What only the simulator knows, scaled, [B, P] -> values [B, V]; the first values are near zero."""
+
+    def __init__(self, privileged_dim: int, values: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(privileged_dim, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, values)
+        )
+        for layer in (self.mlp[0], self.mlp[2]):
+            nn.init.orthogonal_(layer.weight, 2**0.5)
+            nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.mlp[4].weight, std=1e-3)
+        nn.init.zeros_(self.mlp[4].bias)
+
+    def forward(self, privileged: torch.Tensor) -> torch.Tensor:
+        """float32 [B, V]."""
+        return self.mlp(privileged.to(self.mlp[0].weight.dtype)).float()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -148,6 +149,7 @@ def decoupled_ppo(
     *,
     clip: Clip,
     behaviour_weight_cap: float | None = None,
+    beyond_cap: Literal["drop", "truncate"] = "drop",
 ) -> Loss:
     """PPO for samples of an older policy (Hilton et al., "Batch size-invariance for policy optimization", 2022).
 
@@ -155,8 +157,10 @@ def decoupled_ppo(
     w = exp(proximal - behaviour), without gradient. With proximal == behaviour it is `ppo`.
 
     logprobs (with gradient), behaviour_logprobs (of the policy that drew), proximal_logprobs, advantages: float, mask:
-    bool, all of one shape. behaviour_weight_cap: terms with w above it are too far off-policy and become 0 (Fu et al.,
-    AReaL, 2025); they still count in the denominator, so dropping samples never makes the others weigh more.
+    bool, all of one shape. behaviour_weight_cap: terms with w above it are too far off-policy; beyond_cap says what
+    becomes of them: `drop` makes them 0 (Fu et al., AReaL, 2025), and they still count in the denominator, so dropping
+    samples never makes the others weigh more; `truncate` gives them the weight of the cap (truncated importance
+    sampling, Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
     """
     if behaviour_weight_cap is not None and not behaviour_weight_cap >= 1:
         raise ConfigurationError(f"behaviour_weight_cap is {behaviour_weight_cap}; expected at least 1, or null.")
@@ -171,12 +175,13 @@ def decoupled_ppo(
     terms, statistics = _surrogate(logprobs, proximal_logprobs, advantages, mask, clip)
     lag = fill(proximal_logprobs - behaviour_logprobs, mask).detach()
     weights = lag.exp()
-    dropped = weights > (math.inf if behaviour_weight_cap is None else behaviour_weight_cap)
-    terms = terms * fill(weights, ~dropped)
+    cap = math.inf if behaviour_weight_cap is None else behaviour_weight_cap
+    capped = weights > cap
+    terms = terms * (fill(weights, ~capped) if beyond_cap == "drop" else weights.clamp(max=cap))
     statistics["policy/loss"] = Mean.of(terms, mask)
     statistics["policy/behaviour_weight"] = Mean.of(weights, mask)
     statistics["policy/behaviour_weight_max"] = Maximum.of(weights, mask)
-    statistics["policy/behaviour_capped_fraction"] = Mean.of(dropped, mask)
+    statistics["policy/behaviour_capped_fraction"] = Mean.of(capped, mask)
     statistics["policy/behaviour_kl"] = Mean.of(_k3(lag), mask)
     return Loss(Terms(terms, mask), statistics=statistics)
 

@@ -169,6 +169,23 @@ def test_behaviour_weight_cap_drops_the_term_but_keeps_the_denominator() -> None
         losses.decoupled_ppo(zeros, zeros, zeros, zeros, full(zeros), clip=Clip(), behaviour_weight_cap=0.5)
 
 
+def test_behaviour_weight_may_be_truncated_instead_of_dropped() -> None:
+    behaviour, zeros = numbers(-math.log(2), math.log(2)), numbers(0, 0)
+    loss = losses.decoupled_ppo(
+        zeros,
+        behaviour,
+        zeros,
+        numbers(1, 1),
+        full(zeros),
+        clip=Clip(),
+        behaviour_weight_cap=1.5,
+        beyond_cap="truncate",
+    )
+    # weights 2, truncated to 1.5, and 1/2
+    expect(loss.policy.terms, -1.5, -0.5)
+    assert report(loss.statistics)["policy/behaviour_capped_fraction"] == 0.5
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31))
 def test_decoupled_ppo_on_policy_is_ppo(seed: int) -> None:

@@ -14,10 +14,15 @@ from policies.api import Noise, Sampling
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
-def filter_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def filter_logits(logits: torch.Tensor, sampling: Sampling, drawn: torch.Tensor | None = None) -> torch.Tensor:
     """Float32 log-probabilities [..., K] of the sampling distribution: temperature, then top-k, then top-p, then
-    log-softmax. Excluded choices get -inf."""
-    logits = logits.float() / sampling.temperature
+    log-softmax. Excluded choices get -inf.
+
+    drawn: int64 [...], choices that top-k and top-p never exclude. A choice was among those kept when it was drawn, but
+        after an update it may not be: its log-probability is then that within the distribution widened by it, which
+        falls steadily as the choice leaves the limits, instead of jumping to -inf, where nothing could bring it back.
+    """
+    logits = unlimited = logits.float() / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         smallest_kept = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < smallest_kept, -math.inf)
@@ -27,6 +32,9 @@ def filter_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         # a choice is kept while the more probable ones do not yet hold top_p; the first is always kept
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
         logits = logits.masked_fill(dropped, -math.inf)
+    if drawn is not None and logits is not unlimited:
+        index = drawn.unsqueeze(-1)
+        logits = logits.scatter(-1, index, unlimited.gather(-1, index))
     return logits.log_softmax(dim=-1)
 
 

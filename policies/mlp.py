@@ -115,7 +115,7 @@ class MLPPolicy(Policy):
         """Log-probabilities and entropies of `tokens`, and values."""
         value = self.value(inputs) if self.spec.values else None
         if self.discrete:
-            log_probabilities = self._log_probabilities(inputs, sampling)
+            log_probabilities = self._log_probabilities(inputs, sampling, drawn=tokens)
             logprobs = distributions.categorical_logprob(log_probabilities, tokens)
             return Evaluation(logprobs, distributions.categorical_entropy(log_probabilities), value)
         mean = self._mean(inputs)
@@ -170,10 +170,12 @@ class MLPPolicy(Policy):
     def _mean(self, inputs: TensorDict) -> torch.Tensor:
         return self.actor(inputs["state"]).view(-1, self.spec.chunk, self.interface.action_dim)
 
-    def _log_probabilities(self, inputs: TensorDict, sampling: Sampling) -> torch.Tensor:
+    def _log_probabilities(
+        self, inputs: TensorDict, sampling: Sampling, drawn: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[B, C, 1, K]."""
         logits = self.actor(inputs["state"]).view(-1, self.spec.chunk, 1, self.interface.choices)
-        return distributions.filter_logits(logits, sampling)
+        return distributions.filter_logits(logits, sampling, drawn)
 
 
 Config = MLPConfig

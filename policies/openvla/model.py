@@ -89,8 +89,8 @@ class OpenVLAPolicy(VLAPolicy):
     def evaluate(self, inputs: TensorDict, tokens: torch.Tensor, sampling: Sampling) -> Evaluation:
         """Log-probability of each of `tokens` [B, C, A] given those before it, entropy, and values."""
         hidden = self._teacher_forced(inputs, tokens)
-        scores = self.log_probabilities(hidden, sampling).unflatten(1, tokens.shape[1:])
         index = tokens.to(self.device) - self.tokens.first
+        scores = self.log_probabilities(hidden, sampling, index.flatten(1)).unflatten(1, tokens.shape[1:])
         return Evaluation(
             logprobs=distributions.categorical_logprob(scores, index),
             entropy=distributions.categorical_entropy(scores),

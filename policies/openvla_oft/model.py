@@ -137,8 +137,8 @@ class OpenVLAOFTPolicy(VLAPolicy):
                 "policy.head: l1 has no log-probabilities; train it with policy gradients as policy.head: tokens."
             )
         hidden = self.hidden_states(inputs)
-        scores = self.log_probabilities(self._chunked(hidden), sampling)
         index = tokens.to(self.device) - self.tokens.first
+        scores = self.log_probabilities(self._chunked(hidden), sampling, index)
         return Evaluation(
             logprobs=distributions.categorical_logprob(scores, index),
             entropy=distributions.categorical_entropy(scores),

@@ -202,12 +202,15 @@ class VLAPolicy(Policy):
         gripper = torch.where(actions[..., -1:] > 0.5, sign, -sign)
         return torch.cat([actions[..., :-1], gripper], dim=-1)
 
-    def log_probabilities(self, hidden: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    def log_probabilities(
+        self, hidden: torch.Tensor, sampling: Sampling, drawn: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """float32 [..., 256]: log-probabilities of the action tokens that follow `hidden` [..., D].
 
-        The one function behind the log-probabilities of `act` and of `evaluate`.
+        The one function behind the log-probabilities of `act` and of `evaluate`. drawn: int64 [...], what was drawn, in
+        `evaluate` (see `distributions.filter_logits`).
         """
-        return distributions.filter_logits(self.model.action_logits(hidden), sampling)
+        return distributions.filter_logits(self.model.action_logits(hidden), sampling, drawn)
 
     def values(self, hidden: torch.Tensor | None, inputs: TensorDict) -> torch.Tensor | None:
         """float32 [B, V] from the last prompt token's hidden state [B, D], or from what the simulator knows; None

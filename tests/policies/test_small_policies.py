@@ -97,6 +97,50 @@ def test_an_excluded_choice_is_never_drawn_even_at_the_edges():
     assert set(index.tolist()) <= {0, 2}
 
 
+def test_a_choice_that_left_the_limits_after_an_update_keeps_a_finite_falling_probability_with_gradient():
+    drawn, sampling = torch.tensor(1), Sampling(top_k=2)
+    kept = distributions.filter_logits(torch.tensor([3.0, 2.0, 1.0, 0.0]), sampling, drawn)
+    assert torch.equal(kept, distributions.filter_logits(torch.tensor([3.0, 2.0, 1.0, 0.0]), sampling))  # not widened
+    before = None
+    for score in (1.02, 1.01, 0.99, 0.5, -3.0):  # crosses choice 2's score of 1: among the best two, then not
+        logits = torch.tensor([3.0, score, 1.0, 0.0], requires_grad=True)
+        found = distributions.filter_logits(logits, sampling, drawn)[1]
+        others = 3.0 if score > 1 else float(torch.tensor([3.0, 1.0]).logsumexp(0))
+        assert found.item() == pytest.approx(score - float(torch.tensor([others, score]).logsumexp(0)), abs=1e-6)
+        assert before is None or found.item() < before
+        before = found.item()
+        found.backward()
+        assert bool(torch.isfinite(logits.grad).all())
+        assert float(logits.grad[1]) > 0
+    nucleus = distributions.filter_logits(
+        torch.tensor([0.6, 0.25, 0.1, 0.05]).log(), Sampling(top_p=0.5), torch.tensor(3)
+    )
+    assert torch.allclose(nucleus.exp(), torch.tensor([0.6 / 0.65, 0.0, 0.0, 0.05 / 0.65]), atol=1e-6)
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 2}, {"top_p": 0.4}], ids=str)
+def test_log_ratios_stay_finite_over_many_updates_under_limits(limits):
+    """Probability is pushed away from what was drawn until every draw has left the limits."""
+    policy = policies.build("mlp", DISCRETE, seed=3, hidden=(16,), chunk=2)
+    inputs, sampling = policy.prepare(observation(32)), Sampling(**limits)
+    with torch.no_grad():
+        output = policy.act(inputs, sampling, RowNoise(0, np.arange(32), np.zeros(32)))
+    first = policy.evaluate(inputs, output.tokens, sampling)
+    assert torch.equal(first.logprobs, output.logprobs)
+    optimiser = torch.optim.Adam(policy.parameters(), lr=0.02)
+    for _ in range(20):
+        evaluation = policy.evaluate(inputs, output.tokens, sampling)
+        assert bool(torch.isfinite(evaluation.logprobs).all())
+        assert bool(torch.isfinite(evaluation.entropy).all())
+        optimiser.zero_grad()
+        evaluation.logprobs.mean().backward()
+        assert all(bool(torch.isfinite(p.grad).all()) for p in policy.parameters() if p.grad is not None)
+        optimiser.step()
+    scores = policy._log_probabilities(inputs, sampling)
+    outside = distributions.categorical_logprob(scores, output.tokens) == -math.inf
+    assert outside.float().mean() > 0.3
+
+
 def test_what_cannot_be_built_or_loaded_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"'mlpp'.*mlp"):
         policies.build("mlpp", CONTINUOUS)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from embodied.config import config
 from embodied.errors import CheckpointError
 from policies.vla.llama import LlamaShape
 
@@ -21,6 +22,10 @@ BACKBONES = {
     "dinov2-vit-l": (("vit_large_patch14_reg4_dinov2.lvd142m",), 224),
 }
 """timm ids and picture size of the vision backbones, for configurations that name only the backbone."""
+
+
+_PATCH = 14  # pixels of a patch's side
+_HEAD = 32  # width of an attention head of the tiny preset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,18 +118,45 @@ def published_config(
     return config
 
 
-def tiny_config(vocab_size: int) -> dict[str, Any]:
-    """The `tiny` preset: 84-pixel pictures in 36 patches, two small vision transformers, a four-layer decoder."""
+@config
+class NetworkSizes:
+    """Sizes of the `tiny` preset's fresh weights. image_size: pixels of a picture's side, whole patches of 14.
+    layers, width: of the decoder. vision_layers, vision_width: of both vision transformers (whose last layer is not
+    run). Widths are multiples of a head's 32."""
+
+    image_size: int = 84
+    layers: int = 4
+    width: int = 96
+    vision_layers: int = 4
+    vision_width: int = 64
+
+    def __post_init__(self) -> None:
+        if self.image_size < _PATCH or self.image_size % _PATCH:
+            raise ValueError(f"image_size is {self.image_size}; expected a multiple of {_PATCH}, e.g. 56 or 84")
+        if self.layers < 1 or self.vision_layers < 2:
+            raise ValueError(
+                f"layers is {self.layers} and vision_layers {self.vision_layers}; expected at least 1 and 2"
+            )
+        for name in ("width", "vision_width"):
+            if getattr(self, name) < _HEAD or getattr(self, name) % _HEAD:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a multiple of {_HEAD}, e.g. 64 or 96")
+
+
+def tiny_config(vocab_size: int, sizes: NetworkSizes | None = None) -> dict[str, Any]:
+    """The `tiny` preset: 84-pixel pictures in 36 patches, two small vision transformers, a four-layer decoder; or other
+    `sizes`."""
+    sizes = sizes or NetworkSizes()
+    heads = sizes.width // _HEAD
     shape = LlamaShape(
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=3,
-        num_key_value_heads=3,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.width * 8 // 3 // _HEAD * _HEAD,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         vocab_size=vocab_size,
     )
-    vit = {"embed_dim": 64, "depth": 4, "num_heads": 2}
-    return published_config(shape, image_size=84, vision_overrides=[dict(vit), dict(vit)])
+    vit = {"embed_dim": sizes.vision_width, "depth": sizes.vision_layers, "num_heads": sizes.vision_width // _HEAD}
+    return published_config(shape, image_size=sizes.image_size, vision_overrides=[dict(vit), dict(vit)])
 
 
 def full_config() -> dict[str, Any]:

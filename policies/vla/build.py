@@ -41,7 +41,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def assemble(policy_class: type[P], options: VLAConfig, interface: Interface, seed: int) -> P:
     """A policy with the checkpoint's weights, or fresh ones drawn from `seed`; adapters attached, in eval mode."""
     folder = None if options.checkpoint is None else checkpoint.resolve(options.checkpoint)
-    bundle = Bundle.preset(options.preset) if folder is None else Bundle.read(folder)
+    bundle = Bundle.preset(options.preset, options.sizes) if folder is None else Bundle.read(folder)
     dtype = getattr(torch, options.precision)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def load(policy_class: type[P], config_class: type[VLAConfig], folder: Path, opt
     options: replace what the folder's description says. Raises CheckpointError or ConfigurationError.
     """
     description = checkpoint.read_optional_json(folder, DESCRIPTION)
-    chosen = {**description.get("options", {}), **options, "checkpoint": str(folder)}
+    chosen = {**description.get("options", {}), **options, "checkpoint": str(folder), "sizes": None}
     chosen.setdefault("name", f"{policy_class.kind}/7b")
     config = parse(config_class, chosen, at="policy")
     if "interface" in description:

@@ -13,7 +13,7 @@ import tokenizers
 
 from embodied.errors import CheckpointError
 from policies.vla import checkpoint
-from policies.vla.architecture import Architecture, full_config, tiny_config
+from policies.vla.architecture import Architecture, NetworkSizes, full_config, tiny_config
 from policies.vla.images import preprocessor_settings
 from policies.vla.prompt import TOKENIZER_SETTINGS, small_tokenizer
 from policies.vla.statistics import Statistics
@@ -38,9 +38,9 @@ class Bundle:
         return Architecture.from_config(self.config)
 
     @classmethod
-    def preset(cls, name: str) -> Bundle:
-        """What a preset starts from: no statistics yet, and our small tokenizer."""
-        config = tiny_config(_SMALL_VOCABULARY) if name == "tiny" else full_config()
+    def preset(cls, name: str, sizes: NetworkSizes | None = None) -> Bundle:
+        """What a preset starts from: no statistics yet, and our small tokenizer. sizes: of `tiny`, if not its own."""
+        config = tiny_config(_SMALL_VOCABULARY, sizes) if name == "tiny" else full_config()
         architecture = Architecture.from_config(config)
         return cls(
             config=config,

@@ -75,7 +75,7 @@ def _without_content() -> Iterator[_LiveBytes]:
 
 
 def _build(policy_class: type[VLAPolicy], options: VLAConfig, interface: Interface) -> VLAPolicy:
-    bundle = Bundle.preset(options.preset)
+    bundle = Bundle.preset(options.preset, options.sizes)
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, options.precision))
     try:

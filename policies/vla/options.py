@@ -7,6 +7,7 @@ from typing import Literal
 from embodied.config import config
 from embodied.errors import suggest
 from policies.api import PolicyConfig
+from policies.vla.architecture import NetworkSizes
 from policies.vla.bundle import PRESETS
 from policies.vla.images import ImageOptions
 
@@ -35,6 +36,7 @@ class VLAConfig(PolicyConfig):
     name: `<kind>/tiny` or `<kind>/7b`.
     checkpoint: folder or hub id in the published layout that gives sizes, weights, tokenizer and statistics; None
         draws fresh weights of the preset's size.
+    sizes: of fresh `tiny` weights, other than the preset's; a checkpoint has its own.
     statistics: key of the checkpoint's action statistics; None takes the only one.
     views: how many of the environment's cameras are looked at, the first ones; None takes what the published policy
         does: one for OpenVLA, all for OpenVLA-OFT.
@@ -51,6 +53,7 @@ class VLAConfig(PolicyConfig):
     """
 
     checkpoint: str | None = None
+    sizes: NetworkSizes | None = None
     statistics: str | None = None
     views: int | None = None
     prompt: Literal["openvla", "openvla_v01"] = "openvla"
@@ -67,6 +70,8 @@ class VLAConfig(PolicyConfig):
         if preset not in PRESETS:
             kind = self.name.partition("/")[0]
             raise ValueError(f"name is {self.name!r}. " + suggest(self.name, [f"{kind}/{p}" for p in PRESETS]))
+        if self.sizes is not None and (self.checkpoint is not None or preset != "tiny"):
+            raise ValueError("sizes are of fresh weights of the preset tiny; leave them out with a checkpoint or 7b")
         if self.chunk is not None and self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}; expected at least 1")
         if self.views is not None and self.views < 1:

@@ -13,6 +13,8 @@ from envs.api import EnvConfig
 from envs.libero.magnitudes import validate
 from envs.libero.protocols import PROTOCOLS, ProtocolName
 from envs.libero.suites import families_of_tasks, split_id
+from sim_assets.catalogue import LIBERO
+from sim_assets.resolve import chosen_folder
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "sideview", "birdview", "galleryview")
 
@@ -27,7 +29,8 @@ class LiberoConfig(EnvConfig):
     cameras: names of the policy cameras, in the order of the pictures; empty for state only.
     image_size: height and width of every picture.
     perturb: kind -> severity from 1 to 5, e.g. `{camera: 2, light: 3}`; see `envs.libero.perturbations` for the kinds.
-    assets: folder with `bddl_files/`, `init_files/` and `assets/`; None takes those of the installed package.
+    assets: folder with `bddl_files/`, `init_files/` and `assets/`; None takes the one that EMBODIED_ASSET_LIBERO names,
+        else those of the installed package.
     """
 
     protocol: ProtocolName = "openvla_oft"
@@ -61,8 +64,8 @@ class LiberoConfig(EnvConfig):
 
     @property
     def asset_folder(self) -> Path | None:
-        """The folder of `assets`; None for the installed package's own files."""
-        return None if self.assets is None else Path(self.assets).expanduser().resolve()
+        """The folder of `assets`, or of the variable EMBODIED_ASSET_LIBERO; None for the installed package's files."""
+        return chosen_folder(LIBERO) if self.assets is None else Path(self.assets).expanduser().resolve()
 
     @property
     def step_limits(self) -> tuple[int, ...]:

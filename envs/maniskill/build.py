@@ -72,7 +72,7 @@ def _check_assets(task: RegisteredTask) -> None:
     if missing:
         raise AssetError(
             f"Task {task.uid} needs assets that are not on this machine: {', '.join(missing)}. "
-            f"Fetch them with `python -m mani_skill.utils.download_asset {task.uid}`, "
+            f"Fetch them with `embodied assets fetch maniskill/{task.uid}`, "
             "or set MS_ASSET_DIR to the folder that holds them."
         )
 

@@ -41,7 +41,7 @@ def without_questions(task: str) -> Iterator[None]:
         said = " ".join(printed.getvalue().split()) or str(error)
         raise AssetError(
             f"{task} needs files that are not on this machine. The simulator says: {said} "
-            f"Fetch them with `python -m mani_skill.utils.download_asset {task}`."
+            f"Fetch them with `embodied assets fetch maniskill/{task}`."
         ) from error
     finally:
         sys.stdin = stdin

@@ -23,7 +23,12 @@ from policies.api import Interface, Policy, PolicyConfig
 
 # the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; one that has
 # a layout of its own on disk also has `save(policy, folder)` and `load(folder)`
-_KINDS = {"mlp": "policies.mlp", "openvla": "policies.openvla", "openvla_oft": "policies.openvla_oft"}
+_KINDS = {
+    "mlp": "policies.mlp",
+    "cnn": "policies.cnn",
+    "openvla": "policies.openvla",
+    "openvla_oft": "policies.openvla_oft",
+}
 
 ENTRY_POINTS = "embodied.policies"
 DESCRIPTION = "policy.json"

@@ -16,6 +16,7 @@ from envs.api import EnvConfig
 from envs.gym import GymConfig
 from envs.maniskill.config import ManiSkillConfig
 from policies.api import PolicyConfig, Sampling
+from policies.cnn import CNNConfig
 from policies.mlp import MLPConfig
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ RECORDS = [
     ManiSkillConfig,
     PolicyConfig,
     MLPConfig,
+    CNNConfig,
     Sampling,
     recipes.RolloutConfig,
     recipes.EvaluationConfig,

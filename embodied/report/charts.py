@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 from embodied.report.metrics import Series, thinned
+from embodied.report.reader import STEPS
 from embodied.report.words import count, number
 
 SIDE = 1000.0
@@ -47,6 +48,7 @@ class Chart:
     goal: tuple[float, str] | None
     hover: str
     summary: str
+    unit: str
 
 
 def line_chart(
@@ -56,8 +58,9 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     y_format: Callable[[float], str] = number,
     goal: float | None = None,
+    unit: str = STEPS,
 ) -> Chart | None:
-    """A chart of `lines` over environment steps, with a mark at `goal`; None if no line has a finite value."""
+    """A chart of `lines` over steps (of what: `unit`), with a mark at `goal`; None if no line has a finite value."""
     lines = [dataclasses.replace(line, series=thinned(line.series)) for line in lines]
     finite = [v for line in lines for v in _all_values(line.series) if math.isfinite(v)]
     if not finite:
@@ -103,7 +106,8 @@ def line_chart(
         lines=drawn,
         goal=None if goal is None else (y(goal) / 10, f"goal {y_format(goal)}"),
         hover=json.dumps(hover, separators=(",", ":"), ensure_ascii=False),
-        summary=f"{title}: " + "; ".join(_in_words(line, y_format) for line in lines),
+        summary=f"{title}: " + "; ".join(_in_words(line, y_format, unit) for line in lines),
+        unit=unit,
     )
 
 
@@ -116,7 +120,8 @@ def nice_scale(low: float, high: float, about: int) -> tuple[float, float, list[
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [round(index * step, 12) for index in range(first, last + 1)]
+    digits = 12 - math.floor(math.log10(max(abs(low), abs(high))))  # significant ones: small numbers keep theirs
+    ticks = [round(index * step, digits) for index in range(first, last + 1)]
     return ticks[0], ticks[-1], ticks
 
 
@@ -155,8 +160,6 @@ def _reading(line: Series, index: int, y_format: Callable[[float], str]) -> str:
     return text
 
 
-def _in_words(line: Line, y_format: Callable[[float], str]) -> str:
+def _in_words(line: Line, y_format: Callable[[float], str], unit: str) -> str:
     first, last = line.series.values[0], line.series.values[-1]
-    return (
-        f"{line.label} from {y_format(first)} to {y_format(last)} at {count(line.series.steps[-1])} environment steps"
-    )
+    return f"{line.label} from {y_format(first)} to {y_format(last)} at {count(line.series.steps[-1])} {unit}"

@@ -14,7 +14,7 @@ from embodied.report.reader import Row, RunFolder
 
 MOST_POINTS = 240  # a longer series is drawn as means over windows
 _TOTALS = {"iteration", "total", "wall"}
-SUCCESS = ("success_once", "success", "success_rate", "success_at_end")
+SUCCESS = ("success_once", "success", "success_rate", "success_at_end", "accuracy")
 RETURN = ("return", "episode_return", "return_mean")
 
 
@@ -155,7 +155,7 @@ def has_success(run: RunFolder) -> bool:
     """
     rates = [v for row in run.rows for key, v in row.metrics.items() if key.split("/")[-1] in SUCCESS]
     asked = goal(run)
-    return any(rates) or (asked is None or asked[0].startswith("success"))
+    return any(rates) or (asked is None or asked[0] in SUCCESS)
 
 
 def goal(run: RunFolder) -> tuple[str, float] | None:
@@ -163,7 +163,7 @@ def goal(run: RunFolder) -> tuple[str, float] | None:
     values = run.config.get("goal")
     if not isinstance(values, dict) or not isinstance(values.get("at_least"), (int, float)):
         return None
-    return str(values.get("metric")), float(values["at_least"])
+    return str(values.get("metric", "accuracy")), float(values["at_least"])
 
 
 def phase_times(run: RunFolder) -> list[StageTime]:

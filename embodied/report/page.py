@@ -33,7 +33,7 @@ from embodied.report.metrics import (
     phase_times,
     series,
 )
-from embodied.report.reader import RunFolder, read_run
+from embodied.report.reader import STEPS, RunFolder, read_run
 from envs.video import read_frames
 
 REPORT = "report.html"
@@ -113,7 +113,14 @@ def success_chart(run: RunFolder) -> Chart | None:
         label = "Evaluation, 95% interval" if evaluated.low else "Evaluation"
         lines.append(Line(label, evaluated, "eval", dots=True))
     return (
-        line_chart("Success rate", lines, y_range=(0.0, 1.0), y_format=words.percent, goal=_goal(run, SUCCESS))
+        line_chart(
+            "Success rate",
+            lines,
+            y_range=(0.0, 1.0),
+            y_format=words.percent,
+            goal=_goal(run, SUCCESS),
+            unit=run.unit,
+        )
         if lines
         else None
     )
@@ -124,7 +131,7 @@ def return_chart(run: RunFolder) -> Chart | None:
     evaluated, trained = first_series(run.rows, "eval", RETURN), first_series(run.rows, "train", RETURN)
     lines = [Line("Training", trained, "train")] if trained else []
     lines += [Line("Evaluation", evaluated, "eval", dots=True)] if evaluated else []
-    return line_chart("Return", lines, goal=_goal(run, RETURN)) if lines else None
+    return line_chart("Return", lines, goal=_goal(run, RETURN), unit=run.unit) if lines else None
 
 
 def _goal(run: RunFolder, names: tuple[str, ...]) -> float | None:
@@ -185,7 +192,7 @@ def _tiles(run: RunFolder) -> list[tuple[str, str, str]]:
             tiles.append((f"Success {label}", words.percent(rate), remark))
         elif (value := words.measured(results, RETURN)) is not None:
             tiles.append((f"Return {label}", words.number(value), ""))
-    tiles.append(("Environment steps", words.count(run.env_steps), _rate(run)))
+    tiles.append((run.unit.capitalize(), words.count(run.env_steps), _rate(run)))
     remark = f"{run.iterations:.0f} iterations" if run.iterations is not None else ""
     tiles.append(("Time", words.duration(run.seconds), remark))
     if run.seed is not None:
@@ -217,7 +224,7 @@ def _health(run: RunFolder) -> list[Health]:
     panels = []
     for sign in SIGNS:
         found = find_sign(run.rows, sign)
-        chart = line_chart(sign.title, [Line(sign.title, found, "train")]) if found else None
+        chart = line_chart(sign.title, [Line(sign.title, found, "train")], unit=run.unit) if found else None
         if found is None:
             continue
         broken = [value for value in found.values if value != value or abs(value) == float("inf")]
@@ -266,7 +273,10 @@ def _commands(run: RunFolder) -> list[tuple[str, str]]:
         seed = f" seed={run.seed}" if run.seed is not None else ""
         train = f"embodied train {run.recipe}{seed}"
     commands = [("Reproduce", train)]
-    if run.checkpoints:
+    if run.checkpoints and run.unit != STEPS:
+        commands.append(("Evaluate", f"reasoning eval {shown_path(run.path)}"))
+        commands.append(("Resume", f"reasoning resume {shown_path(run.path)}"))
+    elif run.checkpoints:
         commands.append(("Evaluate", f"embodied eval {shown_path(run.path)}"))
         commands.append(("Film", f"embodied record {shown_path(run.path)}"))
         commands.append(("Resume", f"embodied resume {shown_path(run.path)}"))

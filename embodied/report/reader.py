@@ -17,6 +17,7 @@ import yaml
 from embodied.errors import RefusedInput
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
+STEPS = "environment steps"
 _LOG_LINES = 40
 
 
@@ -61,7 +62,13 @@ class RunFolder:
 
     @property
     def env_steps(self) -> float | None:
-        return _number(self.result.get("env_steps"), max((row.env_steps for row in self.rows), default=None))
+        counted = self.result.get("env_steps", self.result.get("responses"))
+        return _number(counted, max((row.env_steps for row in self.rows), default=None))
+
+    @property
+    def unit(self) -> str:
+        """What a run counts its progress in."""
+        return "responses" if self.config.get("workload") == "reasoning" else STEPS
 
     @property
     def iterations(self) -> float | None:

@@ -86,6 +86,8 @@ def subject(run: RunFolder) -> str:
     env = environment_id(run)
     algorithm = _algorithm(run.config.get("algorithm"))
     words = f"the {policy} policy" if policy else "a policy"
+    if model := named("model", "source"):
+        words, env = f"the model {model}", named("problems", "family") or "the given problems"
     words += f" on {env}" if env else ""
     return words + (f" with {algorithm.upper()}" if algorithm else "")
 
@@ -110,7 +112,7 @@ def environment_id(run: RunFolder) -> str | None:
 def verdict(run: RunFolder) -> str:
     """Did it reach its goal, in one plain sentence."""
     took = f"after {duration(run.seconds)}" if run.seconds is not None else ""
-    steps = f"{count(run.env_steps)} environment steps" if run.env_steps is not None else ""
+    steps = f"{count(run.env_steps)} {run.unit}" if run.env_steps is not None else ""
     spent = " and ".join(filter(None, [took, steps]))
     match run.status:
         case "reached":

@@ -12,8 +12,6 @@ from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, RefusedInput
 from reasoning.commands.data import add_data_arguments, problems_config
 
-TINY = "tiny"
-
 
 def add_parser(subparsers: Any) -> None:
     """Declare the verb."""
@@ -51,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from embodied.config import parse
-    from reasoning.models.cpu_linear import use_onednn
-    from reasoning.models.loading import load_model, load_tokenizer, without_progress_bars
-    from reasoning.models.tiny import tiny_model, tiny_tokenizer
+    from reasoning.models.loading import open_model, open_tokenizer, without_progress_bars
     from reasoning.problems import load_problems
     from reasoning.prompts import PromptConfig, Prompter
     from reasoning.rewards.reward import RewardConfig, RewardFunction
@@ -65,13 +61,8 @@ def run(args: argparse.Namespace) -> int:
     names = ("steps", "batch", "lr", "until", "evaluate_every", "max_new_tokens", "row_tokens", "precision", "seed")
     options = parse(SFTConfig, {name: getattr(args, name) for name in names})
     training, held_out = _problems(args, load_problems)
-    if args.model == TINY:
-        tokenizer = tiny_tokenizer()
-        model = tiny_model(tokenizer, seed=args.seed).to(args.device)
-    else:
-        tokenizer, model = load_tokenizer(args.model), load_model(args.model, dtype=torch.float32, device=args.device)
-    if args.device == "cpu":
-        use_onednn(model)
+    tokenizer = open_tokenizer(args.model)
+    model = open_model(args.model, seed=args.seed, dtype=torch.float32, device=args.device)
     chat = "chat" if getattr(tokenizer, "chat_template", None) else "template"
     prompter = Prompter(tokenizer, PromptConfig(format=chat))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters, {len(training)} problems")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from embodied.config import config
 from embodied.random import derive_seed
 from reasoning.evaluation.metrics import ProblemResult, Try
-from reasoning.generation.api import Engine, Request, Response, Sampling
+from reasoning.generation.api import Engine, Finish, Request, Response, Sampling
 from reasoning.problems.record import Problem
 from reasoning.prompts import Prompter
 from reasoning.rewards.reward import Attempt, Reward, RewardFunction
@@ -67,7 +67,7 @@ async def evaluate(
         text = response_text(response, prompter.tokenizer)
         given = Attempt(problems[index], text, len(response.tokens), response.truncated)
         (verdict,) = await reward.score_async([given])
-        tries[index][attempt] = _try(response, text, verdict)
+        tries[index][attempt] = make_try(text, len(response.tokens), response.finish, verdict)
 
     async for response in engine.generate(requests):
         grading.append(asyncio.create_task(grade(response)))
@@ -84,11 +84,12 @@ def response_text(response: Response, tokenizer: PreTrainedTokenizerBase) -> str
     return str(tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True))
 
 
-def _try(response: Response, text: str, reward: Reward) -> Try:
+def make_try(text: str, tokens: int, finish: Finish, reward: Reward) -> Try:
+    """The record of one response and what was made of it."""
     return Try(
         response=text,
-        tokens=len(response.tokens),
-        finish=response.finish,
+        tokens=tokens,
+        finish=finish,
         right=reward.right,
         answer=reward.answer,
         how=reward.how,

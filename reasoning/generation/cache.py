@@ -62,6 +62,10 @@ class SlotCache:
         if self.stored.shape[4] > self._granule:
             self.stored = self._empty(0, self.stored.dtype, self.stored.device)
 
+    def release(self) -> None:
+        """Let all memory go; the next sequence takes it again."""
+        self.stored = self.stored[..., :0, :].clone()
+
     def width(self, span: int) -> int:
         """How many places a step attends to, of which the first `span` are in use."""
         return self.stored.shape[4] if self.stored.device.type == "cpu" else span

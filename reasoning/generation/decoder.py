@@ -126,6 +126,12 @@ class Decoder:
         self._head = Linear(self._embedding if self.shape.tied else take["lm_head.weight"].clone())
         self._layers = [_fuse(take, f"model.layers.{i}.") for i in range(self.shape.layers)]
 
+    def forget(self) -> None:
+        """Let go of all weights until the next `load`."""
+        self._embedding = self._norm = torch.empty(0)
+        self._head = Linear(torch.empty(0, 0))
+        self._layers = []
+
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
         """Empty slots that fit this model."""
         shape = self.shape

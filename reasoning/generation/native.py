@@ -127,6 +127,16 @@ class NativeEngine(Engine):
         self._waiting.extendleft(reversed(self._rows))
         self._rows.clear()
 
+    def sleep(self) -> None:
+        """Let go of weights, keys and values, until `update_weights`; for when nothing is under way.
+
+        Raises ConfigurationError when something is.
+        """
+        if self._rows or self._waiting:
+            raise ConfigurationError(f"{len(self._rows) + len(self._waiting)} requests are under way; abort them first")
+        self._decoder.forget()
+        self._cache.release()
+
     def abort(self, ids: Iterable[int] | None = None) -> None:
         chosen = None if ids is None else set(ids)
         for row in [r for r in [*self._rows, *self._waiting] if chosen is None or r.request.id in chosen]:

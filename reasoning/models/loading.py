@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from embodied.errors import AssetError
+from embodied.errors import AssetError, suggest
+from reasoning.models.cpu_linear import use_onednn
+from reasoning.models.tiny import TINY, tiny_model, tiny_tokenizer
+from sim_assets.trained import CHECKPOINTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+BUNDLED = "bundled:"  # and the name of a model that ships
 
 
 def without_progress_bars() -> None:
@@ -30,6 +37,8 @@ def load_model(source: str, *, dtype: torch.dtype, device: str) -> PreTrainedMod
 
 
 def _load(kind: Any, source: str, **options: Any) -> Any:
+    if source.startswith(BUNDLED):
+        source = str(_bundled(source.removeprefix(BUNDLED)))
     try:
         return kind.from_pretrained(source, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -40,8 +49,30 @@ def _load(kind: Any, source: str, **options: Any) -> Any:
         ) from error
 
 
+def _bundled(name: str) -> Path:
+    """The folder of a model that ships."""
+    shipped = sorted(path.parent.name for path in CHECKPOINTS.glob("*/generation_config.json"))
+    if name not in shipped:
+        raise AssetError(f"no model {name!r} ships. " + suggest(name, shipped, noun="bundled models"))
+    return CHECKPOINTS / name
+
+
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Token ids that end a response: those of the model's generation settings, and the tokenizer's."""
     configured = model.generation_config.eos_token_id
     found = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({token for token in [*found, tokenizer.eos_token_id] if token is not None}))
+
+
+def open_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of `tiny` (a fresh model made here), or of a model that is loaded."""
+    return tiny_tokenizer() if source == TINY else load_tokenizer(source)
+
+
+def open_model(source: str, *, seed: int, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """A model to train or to generate with: fresh weights of `seed` for `tiny`, else those that are stored."""
+    if source == TINY:
+        model = tiny_model(tiny_tokenizer(), seed=seed).to(device, dtype).eval()
+    else:
+        model = load_model(source, dtype=dtype, device=device)
+    return use_onednn(model) if torch.device(device).type == "cpu" else model

@@ -10,6 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+TINY = "tiny"  # its name, where a model is asked for
 PAD, EOS = "<|pad|>", "<|end|>"
 
 

@@ -31,6 +31,18 @@ def verbs_parser(package: str, verbs: Sequence[str], description: str, start_wit
     return parser
 
 
+def parse_words(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> argparse.Namespace:
+    """The arguments; `key=value` words may stand anywhere after the verb, also behind options."""
+    args, left = parser.parse_known_args(argv)
+    # argparse closes a verb's open-ended list of words at the first option that follows it
+    words = next((getattr(args, name) for name in ("overrides", "rest") if hasattr(args, name)), None)
+    if left and (words is None or any(word.startswith("-") for word in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        words.extend(left)
+    return args
+
+
 def run_program(package: str, parse: Callable[[], argparse.Namespace]) -> int:
     """Parse, run the verb's module, and return the exit code."""
     from embodied.system.shadowing import check_shadowing

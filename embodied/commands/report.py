@@ -31,6 +31,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the success curve to this picture")
 
 
+def write(folder: Path) -> Path:
+    """Write one run's report and return its path."""
+    from embodied.report import build_report
+
+    return build_report(folder)
+
+
 def run(args: argparse.Namespace) -> int:
     """Write the pages, print where they are, return the exit code."""
     # imported here: `embodied --help` need not load plotting and video

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from embodied.commands.program import run_program, verbs_parser
+from embodied.commands.program import parse_words, run_program, verbs_parser
 
-VERBS = ("data", "sft", "eval")
+VERBS = ("train", "resume", "eval", "sft", "data", "plan")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,13 +19,13 @@ def build_parser() -> argparse.ArgumentParser:
         "reasoning",
         VERBS,
         "Train and evaluate language models on problems with checkable answers.",
-        "reasoning data check FILE",
+        "reasoning train math_grpo_tiny",
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    return run_program("reasoning", lambda: build_parser().parse_args(argv))
+    return run_program("reasoning", lambda: parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

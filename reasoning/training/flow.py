@@ -1,4 +1,4 @@
-"""The reasoning flow: prompts -> generate -> reward -> (reference) -> (critic) -> learner, and weights back to generation.
+"""The reasoning flow: prompts -> generate -> reward -> (reference) -> (critic) -> learner, and weights back again.
 
 A group goes on as soon as it is whole, while others are still being generated."""
 

@@ -83,10 +83,15 @@ def make(
     make_batch: Callable[[int], BatchEnv] = functools.partial(factory.make_batch, config)
     if around is not None:
         make_batch = functools.partial(_make_around, factory.make_batch, around, config)
-    in_process = getattr(factory, "in_process", None)
-    if config.processes == 0 or (in_process is not None and in_process(config)):
+    if config.processes == 0 or in_process(config):
         return LocalVectorEnv(make_batch, config)
     return PoolVectorEnv(make_batch, config, on_progress=on_progress)
+
+
+def in_process(config: EnvConfig) -> bool:
+    """Whether the simulator of `config` batches on an accelerator and so belongs in its worker's process."""
+    decides = getattr(_factory(config.id), "in_process", None)
+    return decides is not None and bool(decides(config))
 
 
 def _make_around(

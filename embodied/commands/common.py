@@ -33,3 +33,8 @@ def relative(path: Path | str) -> str:
         return shlex.quote(str(path.resolve().relative_to(Path.cwd())))
     except ValueError:
         return shlex.quote(str(path))
+
+
+def with_plan(overrides: list[str]) -> list[str]:
+    """Overrides with `plan=...` written out as the key it stands for, `cluster.plan`."""
+    return [f"cluster.{text}" if text.startswith("plan=") else text for text in overrides]

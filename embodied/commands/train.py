@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, command_line, relative
+from embodied.commands.common import add_verb, command_line, relative, with_plan
 from embodied.errors import EXIT_DONE
 
 
@@ -22,6 +22,8 @@ def add_parser(subparsers: Any) -> None:
             "embodied train maniskill_pickcube_ppo_mlp env.num_envs=128 goal.env_steps=2000000",
             "embodied train ./my_recipe.yaml learner.lr=1e-4",
             "embodied train maniskill_pushcube_ppo_mlp --dry-run",
+            "embodied train maniskill_pushcube_ppo_mlp plan=auto        # measure the stages, then plan and follow",
+            "embodied train maniskill_pushcube_ppo_mlp plan=plan.json   # of `embodied plan --output`, as edited",
         ],
     )
     parser.add_argument("recipe", help="a name from `embodied recipes`, or a .yaml file")
@@ -32,17 +34,18 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compose, check, train, film, report."""
     from embodied.config.compose import compose_recipe, find_recipe
-    from embodied.interaction.placement import check_placement
+    from embodied.interaction.planning import check_plan, describe_plan
     from embodied.interaction.recipe import parse_recipe
     from embodied.runs.folder import create_run_folder
 
     name = find_recipe(args.recipe).stem
-    recipe = parse_recipe(name, compose_recipe(args.recipe, args.overrides))
-    check_placement(recipe)
+    recipe = parse_recipe(name, compose_recipe(args.recipe, with_plan(args.overrides)))
+    check_plan(recipe)
     if args.dry_run:
         import yaml
 
         print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
+        print("\n".join(f"# {line}" for line in describe_plan(recipe).splitlines()))
         return EXIT_DONE
     exact = Path(recipe.run.folder) if recipe.run.folder else None
     folder = create_run_folder(Path(recipe.run.root), name, exact)

@@ -7,10 +7,8 @@ second, each to itself. mixed: acting has the first half, learning has all. Simu
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from embodied.errors import ConfigurationError, suggest
-from embodied.interaction.flow import embodied_flow
 from embodied.interaction.recipe import Recipe
 from embodied.scheduler.flow import ACCELERATOR, Flow
 from embodied.scheduler.plan import Plan, StagePlan
@@ -28,25 +26,21 @@ def make_plan(recipe: Recipe, flow: Flow) -> Plan:
         chosen = placed[name] if stage.needs == ACCELERATOR else ["cpu"]
         count = cluster.workers.get(name, len(chosen) if stage.needs == ACCELERATOR else 1)
         chosen = [chosen[i % len(chosen)] for i in range(count)]
-        stages[name] = StagePlan(devices=tuple(cluster.devices.get(name, tuple(chosen))), slots=recipe.env.slots)
+        slots = recipe.env.slots if "slots" in stage.worker.follows else 1
+        stages[name] = StagePlan(devices=tuple(cluster.devices.get(name, tuple(chosen))), slots=slots)
     launcher = cluster.launcher
     alone = all(len(s.devices) == 1 for s in stages.values()) and cluster.placement == "shared" and not cluster.devices
     if launcher == "auto":
         launcher = "inline" if alone and cluster.address is None else "ray"
     if launcher == "inline" and cluster.address is not None:
         raise ConfigurationError("cluster.launcher=inline runs in this process; it cannot use cluster.address")
-    _check_env_workers(recipe, len(stages["env"].devices))
+    check_env_workers(recipe, len(stages["env"].devices))
     why = (
         "one device: all workers are coroutines of one process"
         if launcher == "inline"
         else f"{cluster.placement} placement on {', '.join(dict.fromkeys(devices))}, a process for every worker"
     )
     return Plan(flow=flow.name, launcher=launcher, stages=stages, why=why)
-
-
-def check_placement(recipe: Recipe) -> None:
-    """Refuse a placement that cannot be, before anything is made."""
-    make_plan(recipe, embodied_flow(recipe, Path()))
 
 
 def _devices(recipe: Recipe) -> list[str]:
@@ -88,8 +82,8 @@ def _check_stages(recipe: Recipe, flow: Flow) -> None:
                 raise ConfigurationError(f"cluster.{table}.{name} is {value!r}; a stage needs at least one worker")
 
 
-def _check_env_workers(recipe: Recipe, workers: int) -> None:
-    """Every environment worker needs a whole group in each of its slots."""
+def check_env_workers(recipe: Recipe, workers: int) -> None:
+    """Every environment worker needs a whole group in each of its slots. Raises ConfigurationError."""
     unit = recipe.env.slots * recipe.algorithm.group_size
     most = recipe.env.num_envs // unit
     if workers > most:

@@ -18,7 +18,7 @@ from embodied.interaction.evaluation import episode_metrics
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.learner_worker import Update
 from embodied.interaction.messages import Collected
-from embodied.interaction.placement import make_plan
+from embodied.interaction.planning import find_plan, follow, load_plan, planned
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.training_run import Progress, TrainingRun
 from embodied.runs.folder import RunFolder
@@ -29,6 +29,7 @@ from embodied.scheduler.busy import busy_shares, stage_times
 from embodied.scheduler.launch import make_launcher
 from embodied.scheduler.overlap import Iteration, iterations
 from embodied.scheduler.plan import Plan
+from embodied.scheduler.planner.follow import Following, Verdict
 from embodied.system.termination import interruption
 
 
@@ -49,18 +50,20 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
     both after result.json says so.
     """
     torch.set_num_threads(recipe.cluster.threads)
-    flow = embodied_flow(recipe, folder.path / "alarms")
-    plan = Plan.from_json(folder.plan.read_text()) if resume else make_plan(recipe, flow)
     if not resume:
         folder.config.write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
-        folder.plan.write_text(plan.to_json())
     result: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
     state = Progress()
 
-    async def attempt(screen: RunProgress, going_on: bool) -> tuple[str, str]:
+    async def attempt(
+        screen: RunProgress, plan: Plan, following: Following | None, going_on: bool
+    ) -> tuple[str, str] | Plan:
         nonlocal state
+        began = time.perf_counter()
+        placed = planned(recipe, plan)
+        flow = embodied_flow(placed, folder.path / "alarms")
         async with make_launcher(flow, plan, seed=recipe.seed, cluster=recipe.cluster) as system:
-            run = TrainingRun(recipe, folder, system, screen)
+            run = TrainingRun(placed, folder, system, screen)
             try:
                 await run.start()
                 checkpoint = run.store.latest() if going_on else None
@@ -68,11 +71,15 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
                     await run.restore(checkpoint)
                     screen.say(f"resumed after iteration {checkpoint.step} ({run.progress.env_steps:,} steps)")
                 state = run.progress
+                if following is not None:
+                    following.start_seconds = time.perf_counter() - began
                 tensorboard = folder.tensorboard if recipe.logger.tensorboard else None
                 with MetricsLog(
                     folder.metrics, tensorboard, after=state.iteration if going_on else None
                 ) as metrics_log:
-                    end = await _loop(run, metrics_log, resumed=checkpoint is not None)
+                    end = await _loop(run, metrics_log, following, resumed=checkpoint is not None)
+                if isinstance(end, Plan):
+                    return end
                 result["checkpoint"] = str((await run.save()).folder)
                 await system.write_trace(folder.trace)
                 return end
@@ -82,22 +89,29 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
                     raise WorkerDied(f"{', '.join(dead)} died: {error}") from error
                 raise
 
-    async def main() -> tuple[str, str]:
+    async def main(plan: Plan, following: Following | None) -> tuple[str, str]:
         with RunProgress(folder.log, total=recipe.goal.env_steps, unit="steps") as screen:
             screen.say(f"run folder: {folder.path}")
             screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
             screen.say(f"starting {recipe.env.num_envs} x {recipe.env.id} ...")
-            going_on = resume
-            for restarts_left in range(recipe.cluster.restarts, -1, -1):
+            going_on, restarts_left = resume, recipe.cluster.restarts
+            while True:
                 try:
-                    return await attempt(screen, going_on)
+                    end = await attempt(screen, plan, following, going_on)
                 except WorkerDied as error:
                     if restarts_left == 0:
                         raise
+                    restarts_left -= 1
                     screen.say(f"  warning: {error}")
                     screen.say("  starting all workers again, from the latest checkpoint")
-                    going_on = True
-            raise AssertionError("the last attempt returns or raises")
+                else:
+                    if not isinstance(end, Plan):
+                        return end
+                    plan = end
+                    assert following is not None
+                    following.switch_to(plan)
+                    screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
+                going_on = True
 
     def conclude(status: str, reason: str) -> None:
         result.update(
@@ -113,7 +127,9 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
         folder.write_result(result)
 
     try:
-        status, reason = asyncio.run(main())
+        plan, profile = load_plan(folder) if resume else find_plan(recipe, print)
+        following = follow(recipe, folder, plan, profile)
+        status, reason = asyncio.run(main(plan, following))
     except KeyboardInterrupt:
         conclude("interrupted", interruption())
         raise
@@ -124,8 +140,10 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
     return Outcome(folder, status, reason, result)
 
 
-async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tuple[str, str]:
-    """The order of events. Returns status and reason."""
+async def _loop(
+    run: TrainingRun, metrics_log: MetricsLog, following: Following | None, resumed: bool
+) -> tuple[str, str] | Plan:
+    """The order of events. Returns status and reason, or the plan to go on with from the checkpoint just written."""
     recipe, progress = run.recipe, run.progress
     staleness = recipe.algorithm.max_staleness
     if not resumed:
@@ -135,11 +153,13 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
         metrics: dict[str, float] = {}
         run.lap()
         await run.system.take_times()
-        steps = iterations(progress.iteration, run.due(), staleness, run.collect, run.learn, run.publish)
+        count = run.due() if following is None else 1  # one at a time: a switch comes between two iterations
+        steps = iterations(progress.iteration, count, staleness, run.collect, run.learn, run.publish)
+        verdict: Verdict | None = None
         async for step in steps:
             if metrics:
                 metrics_log.write(progress.iteration, progress.env_steps, run.seconds(), metrics)
-            metrics = await _account(run, step)
+            metrics, verdict = await _account(run, step, following)
         began = time.perf_counter()
         due = recipe.evaluation.every and progress.iteration % recipe.evaluation.every == 0
         if due or run.over() is not None:
@@ -151,11 +171,18 @@ async def _loop(run: TrainingRun, metrics_log: MetricsLog, resumed: bool) -> tup
                 await run.save()
             except CheckpointError as error:
                 run.screen.say(f"  warning: {error} Training goes on.")
+        if verdict is not None:
+            run.screen.say(f"  plan: {verdict.message}")
+            if verdict.plan is not None and run.over() is None:
+                await run.save()
+                return verdict.plan
     return end
 
 
-async def _account(run: TrainingRun, step: Iteration[Collected, Update]) -> dict[str, float]:
-    """Count the iteration, say how it went, and return its metrics."""
+async def _account(
+    run: TrainingRun, step: Iteration[Collected, Update], following: Following | None
+) -> tuple[dict[str, float], Verdict | None]:
+    """Count the iteration, say how it went, and return its metrics and what following the plan came to."""
     progress = run.progress
     progress.iteration += 1
     progress.env_steps += step.collected.steps
@@ -170,7 +197,11 @@ async def _account(run: TrainingRun, step: Iteration[Collected, Update]) -> dict
     metrics |= {"time/iteration_s": wall, "time/idle_share": 1 - busy[bottleneck]}
     status = f"{_status(metrics, run.spec.has_success)}; bottleneck {bottleneck}, busy {busy[bottleneck]:.0%}"
     run.screen.update(progress.env_steps, status)
-    return metrics
+    if following is None:
+        return metrics, None
+    metrics["time/predicted_s"] = following.predicted.seconds
+    left = -(-(run.recipe.goal.env_steps - progress.env_steps) // run.recipe.steps_per_iteration)
+    return metrics, following.note(spent, wall, left)
 
 
 def _status(metrics: dict[str, float], has_success: bool) -> str:

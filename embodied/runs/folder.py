@@ -20,6 +20,8 @@ class RunFolder:
 
     config = property(lambda self: self.path / "config.yaml")
     plan = property(lambda self: self.path / "plan.json")
+    profile = property(lambda self: self.path / "profile.json")
+    plan_picture = property(lambda self: self.path / "plan.svg")
     metrics = property(lambda self: self.path / "metrics.jsonl")
     tensorboard = property(lambda self: self.path / "tensorboard")
     videos = property(lambda self: self.path / "videos")

@@ -18,6 +18,8 @@ class ClusterConfig:
     address: of a running Ray cluster ("auto" finds it); None starts Ray on this machine when it is needed.
     placement: shared, split or mixed; see docs/scheduler.md. workers: how many, by stage. devices: which, by stage, one
     a worker, instead of the placement's.
+    plan: a plan.json that says all of this, or auto: found by the planner from a measured profile. It also sets slots
+    and simulator processes. None: launcher, placement, workers and devices say it.
     memory_mib: state (weights, optimiser) that a device may hold at once; above it stages swap. None: no limit.
     restarts: how often a run starts its workers again, from its latest checkpoint, after the process of one has died.
     threads: of the tensor library in this process. deadline_seconds: how long any single wait may take before it is an
@@ -29,6 +31,7 @@ class ClusterConfig:
     placement: Literal["shared", "split", "mixed"] = "shared"
     workers: dict[str, int] = dataclasses.field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    plan: str | None = None
     memory_mib: float | None = None
     restarts: int = 3
     threads: int = 1
@@ -39,6 +42,13 @@ class ClusterConfig:
             raise ValueError(f"threads is {self.threads}, restarts {self.restarts}; expected at least 1 and at least 0")
         if self.deadline_seconds <= 0 or (self.memory_mib is not None and self.memory_mib <= 0):
             raise ValueError("deadline_seconds and memory_mib must be above 0 (memory_mib may be null)")
+        if self.plan is not None:
+            named = {"launcher": "auto", "placement": "shared", "workers": {}, "devices": {}}
+            both = [f"cluster.{name}" for name, unset in named.items() if getattr(self, name) != unset]
+            if both:
+                raise ValueError(
+                    f"cluster.plan={self.plan} says where everything runs, and so do {', '.join(both)}; leave one out"
+                )
 
 
 def resolve_device(wanted: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Literal
 
 from embodied.config import config, parse
@@ -21,16 +22,21 @@ class StagePlan:
     devices: where its workers are, one worker each, in rank order; see `scheduler.cluster`.
     granularity: items handed on at once; None hands on everything at the end of the round.
     slots: sub-batches served in turn. resident: device state stays on the device between the stage's turns.
+    processes: of its own that each worker spreads its items over (simulators); 0: it works in the worker's process;
+    None: as the stage's options say.
     """
 
     devices: tuple[str, ...]
     granularity: int | None = None
     slots: int = 1
     resident: bool = True
+    processes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise ValueError("a stage needs at least one device")
+        if self.processes is not None and self.processes < 0:
+            raise ValueError(f"processes is {self.processes}; it must be at least 0, or null")
 
 
 @config
@@ -45,6 +51,16 @@ class Plan:
     def to_json(self) -> str:
         """Readable JSON; `from_json` is its inverse."""
         return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """The plan of a file. Raises ConfigurationError when it cannot be read or is not as a plan should be."""
+        try:
+            return cls.from_json(path.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"the plan {path} cannot be read: {error}; name a file that `embodied plan --output` wrote"
+            ) from None
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -132,14 +132,15 @@ def _work(problem: Problem, work: Work, pieces: int, own: _Own | None) -> Estima
     for block in blocks:
         place = at[block[0]]
         column = (place.group, place.kind)
-        resources[column] = resources.get(column, 0) + place.devices
+        # of devices that stages share, some may use fewer than there are
+        resources[column] = resources.get(column, 0) + max(at[stage].devices for stage in block)
         if place.kind != "accelerator":
             continue
         kept = loaded = extra = 0.0
         for stage in block:
             profile = problem.profile.stages[stage]
             items, loaded_items = (costs.piece_items(profile.items, n) for n in (parts * work.slots, parts))
-            cost, group, devices = profile.on[place.kind], problem.groups[place.group], np.array([place.devices])
+            cost, group, devices = profile.on[place.kind], problem.groups[place.group], np.array([at[stage].devices])
             fractions = costs.memory_fractions(cost, group, place.kind, items, loaded_items, devices)
             quiet, busy = (float(fraction[0]) for fraction in fractions)
             loaded, extra = loaded + quiet, max(extra, busy - quiet)

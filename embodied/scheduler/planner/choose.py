@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 import statistics
@@ -105,8 +106,10 @@ def compare(profile: FlowProfile, cluster: Cluster | None = None) -> Comparison:
 
 
 def device_name(problem: Problem) -> Callable[[str, str, int], str]:
-    """Names of devices: `cuda:3`, with the node before it where there are several, and `cpu`."""
-    several = sum(group.nodes for group in problem.groups.values()) > 1
+    """Names of devices as launchers know them (`scheduler.cluster`): `cuda:3` and `cpu`, with the node before it where
+    there are several: `node1/cuda:3`. Nodes are numbered through the groups in their order."""
+    counts = [group.nodes for group in problem.groups.values()]
+    first = dict(zip(problem.groups, itertools.accumulate([0, *counts]), strict=False))
 
     def name(group: str, kind: str, index: int) -> str:
         where = problem.groups[group]
@@ -115,14 +118,15 @@ def device_name(problem: Problem) -> Callable[[str, str, int], str]:
         else:
             node, inside = divmod(index, where.accelerators_per_node)
             device = f"cuda:{inside}"
-        prefix = f"{group}/" if len(problem.groups) > 1 else ""
-        return f"{prefix}{node}/{device}" if several else device
+        return f"node{first[group] + node}/{device}" if sum(counts) > 1 else device
 
     return name
 
 
 def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
-    """The choice as a plan that a launcher carries out: one worker an accelerator, one a node for stages on cores."""
+    """The choice as a plan that a launcher carries out: one worker an accelerator, one a node for stages on cores.
+
+    All in one process where every stage has one worker and stays loaded; else a process for every worker."""
     name = device_name(problem)
     first = {s.stage: s.first for s in choice.execution.spans if s.what == "run"}
     stages: dict[str, StagePlan] = {}
@@ -131,13 +135,22 @@ def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
         for p in work.placements:
             start = first.get(p.stage, first.get(members.get(p.stage, (p.stage,))[0], 0))
             devices = [name(p.group, p.kind, start + i) for i in range(p.devices)]
+            profile = problem.profile.stages[p.stage]
+            processes = None
+            if p.kind == "cpu":
+                devices = list(dict.fromkeys(devices))
+                # one core that is shared is the worker's own
+                alone = len(members.get(p.stage, (p.stage,))) == 1
+                cores = -(-p.devices // len(devices))
+                processes = None if not profile.pooled else cores if cores > 1 or alone else 0
             stages[p.stage] = StagePlan(
-                devices=tuple(dict.fromkeys(devices)) if p.kind == "cpu" else tuple(devices),
-                granularity=costs.piece_items(problem.profile.stages[p.stage].items, pieces) if pieces > 1 else None,
+                devices=tuple(devices),
+                granularity=costs.piece_items(profile.items, pieces) if pieces > 1 else None,
                 slots=work.slots,
                 resident=p.resident,
+                processes=processes,
             )
-    inline = all(len(stage.devices) == 1 for stage in stages.values())
+    inline = all(len(stage.devices) == 1 and stage.resident for stage in stages.values())
     ordered = {stage: stages[stage] for stage in problem.profile.stages}
     return Plan(flow=problem.profile.flow, launcher="inline" if inline else "ray", stages=ordered, why=why)
 

@@ -254,7 +254,7 @@ class Problem:
                     continue
                 extra = np.zeros_like(time) if resident else switch
                 kept = idle if resident else np.zeros_like(idle)
-                chosen = [(kind, group, counts[fits])]
+                chosen = [(kind, group, counts[fits], {stage: counts[fits]})]
                 yield self._rows(unit, chosen, time[fits], extra[fits], kept[fits], running[fits], (resident,), (), 1)
 
     def _cycle_rows(self, unit: Unit, pieces: int) -> Iterator[tuple]:
@@ -266,7 +266,7 @@ class Problem:
                 where = [{places[unit.stages.index(s)] for s in block} for block in blocks]
                 if any(len(w) > 1 for w in where):
                     continue  # stages that share devices are on one resource
-                for slots in range(1, cycle.max_slots + 1):
+                for slots in cycle.slots():
                     if len(blocks) == 1 and slots > 1 and not self._slots_can_help(unit, places):
                         # one block does all the work in turn: when time is affine in the busiest share, k calls for
                         # ceil(m / k) items never take less than one for m, as k ceil(ceil(m / k) / r) >= ceil(m / r)
@@ -288,19 +288,25 @@ class Problem:
         rounds: int,
         parts: int,
     ) -> Iterator[tuple]:
-        per_block = []
+        per_block, taken = [], {}
         for block in blocks:
             kind, group = places[unit.stages.index(block[0])]
             where = self.groups[group]
-            counts = None
+            possible = {}
             for stage in block:
                 profile = self.profile.stages[stage]
                 items = costs.piece_items(profile.items, parts * slots)
                 here = costs.device_counts(profile.on[kind], where, kind, items)
                 if len(block) == 1:
                     here = here[costs.useful(profile.on[kind], items, here)]
-                # stages that share devices run on the same number; one of which every stage can make use
-                counts = here if counts is None else np.intersect1d(counts, here)
+                if not len(here):
+                    return
+                possible[stage] = here
+            counts = np.unique(np.concatenate(list(possible.values())))
+            counts = counts[counts >= max(here[0] for here in possible.values())]
+            # of devices that stages share, each takes as many as it can use; more devices than any can use are no row
+            for stage, here in possible.items():
+                taken[stage] = here[np.searchsorted(here, counts, side="right") - 1]
             per_block.append((kind, group, counts))
         grids = np.meshgrid(*(np.arange(len(b[2])) for b in per_block), indexing="ij")
         index = [grid.ravel() for grid in grids]
@@ -317,10 +323,10 @@ class Problem:
             for stage in block:
                 profile = self.profile.stages[stage]
                 items = costs.piece_items(profile.items, parts * slots)
-                total = total + costs.seconds(profile.on[kind], where, items, counts)
+                total = total + costs.seconds(profile.on[kind], where, items, taken[stage])
                 loaded = costs.piece_items(profile.items, parts)
-                idle, running = costs.memory_fractions(profile.on[kind], where, kind, items, loaded, counts)
-                stage_costs[stage] = (idle, running, costs.switch_seconds(profile.on[kind], counts, loaded))
+                idle, running = costs.memory_fractions(profile.on[kind], where, kind, items, loaded, taken[stage])
+                stage_costs[stage] = (idle, running, costs.switch_seconds(profile.on[kind], taken[stage], loaded))
             block_seconds.append(total)
         hops = self.cycle_hops(unit, blocks, parts * slots)
         rows = len(index[0])
@@ -344,7 +350,10 @@ class Problem:
                     extra = np.maximum(extra, (running - idle)[i])
                 most[:, b] += extra
             fits = (most <= 1.0).all(axis=1)
-            chosen = [(k, g, c[i][fits]) for (k, g, c), i in zip(per_block, index, strict=True)]
+            chosen = [
+                (kind, group, counts[i][fits], {stage: taken[stage][i][fits] for stage in block})
+                for block, (kind, group, counts), i in zip(blocks, per_block, index, strict=True)
+            ]
             yield self._rows(unit, chosen, base[fits], switching[fits], kept[fits], most[fits], resident, blocks, slots)
 
     def cycle_hops(self, unit: Unit, blocks: tuple[tuple[str, ...], ...], parts: int) -> float:
@@ -357,12 +366,13 @@ class Problem:
         )
 
     def _rows(self, unit, blocks, time, switching, kept, most, resident, shared, slots) -> tuple:
-        """Arrays of `Options` for one choice. blocks: (kind, group, counts [rows]) each; kept, most: [rows, blocks]."""
+        """Arrays of `Options` for one choice. blocks: (kind, group, counts [rows], counts of each stage) each; kept,
+        most: [rows, blocks]."""
         rows = len(time)
         kept, most = kept.reshape(rows, len(blocks)), most.reshape(rows, len(blocks))
         resources = np.zeros((rows, len(self.columns)))
         idle, running = (np.zeros((rows, len(self.memory_groups))) for _ in range(2))
-        for b, (kind, group, counts) in enumerate(blocks):
+        for b, (kind, group, counts, _) in enumerate(blocks):
             resources[:, self.column(group, kind)] += counts
             if kind == "accelerator":
                 g = self.memory_groups.index(group)
@@ -374,7 +384,7 @@ class Problem:
         on_accelerators = [b for b, block in enumerate(blocks) if block[0] == "accelerator"]
         apart = np.full(rows, len(on_accelerators) > 1)
         together = np.full(rows, any(len(members[b]) > 1 for b in on_accelerators))
-        devices = np.stack([blocks[block_of[s]][2] for s in unit.stages], axis=1).astype(int)
+        devices = np.stack([blocks[block_of[s]][3][s] for s in unit.stages], axis=1).astype(int)
         kinds = tuple(blocks[block_of[s]][0] for s in unit.stages)
         groups = tuple(blocks[block_of[s]][1] for s in unit.stages)
         choice = Options.Choice(kinds, groups, resident, shared, slots, devices)

@@ -179,15 +179,21 @@ class StageProfile:
     max_pieces: in how many pieces an iteration's items may be handed on; 1 for a stage that needs them all together.
     arrivals: for a stage that nothing feeds, that works on all its items at once and hands on each as it finishes
     (generation): finish times of evenly spaced items as fractions of the whole, increasing to 1. Empty: piece by piece.
+    pooled: its cores are processes of one worker a node (simulators). traced: share of its seconds that the spans of a
+    run's trace show; the rest is what surrounds them (hand-overs, the event loop).
     """
 
     items: int
     on: dict[Kind, StageCost]
     max_pieces: int = 1
     arrivals: tuple[float, ...] = ()
+    pooled: bool = False
+    traced: float = 1.0
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "items", "max_pieces")
+        if not 0 <= self.traced <= 1:
+            raise ValueError(f"traced is {self.traced}; it is a share, from 0 to 1")
         if not self.on:
             raise ValueError("on names no resource; give costs for cpu, accelerator or both")
         rising = all(a <= b for a, b in zip(self.arrivals, self.arrivals[1:], strict=False))
@@ -226,7 +232,8 @@ class CycleProfile:
     """Stages that ask and answer in turn, in this order.
 
     rounds: turns of one epoch. epochs: of one iteration; as many pieces can be handed on without dividing the items.
-    max_slots: most sub-batches served in turn. unloads: which stages can be unloaded when the cycle has ended: all, or
+    max_slots: most sub-batches served in turn; slot_counts: only these numbers of them (those that divide the items).
+    unloads: which stages can be unloaded when the cycle has ended: all, or
     only those that share their device with no other stage of the cycle. lengths: rounds that items stay alive as
     fractions of `rounds`, increasing to 1, evenly spaced over the items; empty when all live to the end.
     """
@@ -237,9 +244,16 @@ class CycleProfile:
     max_slots: int = 4
     unloads: Literal["all", "apart"] = "all"
     lengths: tuple[float, ...] = ()
+    slot_counts: tuple[int, ...] = ()
+
+    def slots(self) -> tuple[int, ...]:
+        """The numbers of slots there may be."""
+        return self.slot_counts or tuple(range(1, self.max_slots + 1))
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "rounds", "epochs", "max_slots")
+        if any(count < 1 for count in self.slot_counts):
+            raise ValueError(f"slot_counts is {list(self.slot_counts)}; each must be at least 1")
         if len(self.stages) < 2:
             raise ValueError(f"a cycle joins at least two stages; got {list(self.stages)}")
         rising = all(a <= b for a, b in zip(self.lengths, self.lengths[1:], strict=False))

@@ -114,8 +114,9 @@ class _Simulation:
             for block in node.blocks or (node.stages,):
                 p = number[block[0]]
                 column = self.problem.column(p.group, p.kind)
-                places.append((column, at[column] + taken[column], p.devices))
-                taken[column] += p.devices
+                count = max(number[stage].devices for stage in block)
+                places.append((column, at[column] + taken[column], count))
+                taken[column] += count
             self.leaf_of[id(node)] = len(self.leaves)
             self.leaves.append(node)
             self.places.append(places)
@@ -259,6 +260,7 @@ class _Simulation:
         order = work.stages
         block_of = {stage: index for index, block in enumerate(work.blocks) for stage in block}
         kind = {p.stage: p.kind for p in work.placements}
+        count = {p.stage: p.devices for p in work.placements}
         hop = [
             self._hop(a, b, parts * work.slots, block_of) for a, b in zip(order, (*order[1:], order[0]), strict=True)
         ]
@@ -281,7 +283,7 @@ class _Simulation:
                 alive = self._alive(cycle, turn % cycle.rounds)
                 took = seconds[stage] if alive == 1.0 else self._shorter(work, stage, parts * work.slots, alive)
                 free[block] = begin + took * self._deviation(stage, kind[stage])
-                self._block_span(task, block, stage, begin, free[block])
+                self._block_span(task, block, stage, begin, free[block], count=count[stage])
                 begin, left = free[block], index
                 turn, index = (turn, index + 1) if index + 1 < len(order) else (turn + 1, 0)
                 if len(work.blocks) == 1:
@@ -317,6 +319,16 @@ class _Simulation:
             for index, block in enumerate(task.work.blocks or (task.work.stages,)):
                 self._block_span(task, index, block[0], begin, end, what)
 
-    def _block_span(self, task: _Task, block: int, stage: str, begin: float, end: float, what: str = "run") -> None:
-        column, first, count = task.places[block]
-        self.spans.append(Span(stage, *self.problem.columns[column], first, count, begin, end, what))
+    def _block_span(
+        self,
+        task: _Task,
+        block: int,
+        stage: str,
+        begin: float,
+        end: float,
+        what: str = "run",
+        count: int | None = None,
+    ) -> None:
+        """Note a span on the first `count` devices of a block, or on all."""
+        column, first, all_of_them = task.places[block]
+        self.spans.append(Span(stage, *self.problem.columns[column], first, count or all_of_them, begin, end, what))

@@ -95,7 +95,15 @@ def random_profile(seed: int, units: int, devices: int, *, memory: bool, cycle: 
         flow="random",
         stages=stages,
         edges=tuple(edges),
-        cycles=(CycleProfile(stages=("s0", "s1"), rounds=draw.choice([1, 3]), epochs=draw.choice([1, 2]), max_slots=2),)
+        cycles=(
+            CycleProfile(
+                stages=("s0", "s1"),
+                rounds=draw.choice([1, 3]),
+                epochs=draw.choice([1, 2]),
+                max_slots=2,
+                slot_counts=draw.choice([(), (1, 4)]),
+            ),
+        )
         if cycle
         else (),
         weights=weights if len(names) > 1 else (),
@@ -124,8 +132,8 @@ class Enumeration:
         """Seconds of the best schedule; infinite if there is none."""
         return min((row[1] for row in self.serial(self.problem.full, 1)), default=float("inf"))
 
-    def works(self, unit: int) -> list[Work]:
-        """Every placement of one unit."""
+    def works(self, unit: int, pieces: int) -> list[Work]:
+        """Every placement of one unit that handles one of `pieces` pieces."""
         what, problem = self.problem.units[unit], self.problem
         found = []
         places = [
@@ -144,8 +152,17 @@ class Enumeration:
                     continue
                 sizes = [range(1, problem.groups[at[b[0]][1]].units(at[b[0]][0]) + 1) for b in blocks]
                 for counts in itertools.product(*sizes):
-                    number = {s: n for block, n in zip(blocks, counts, strict=True) for s in block}
-                    for slots in range(1, what.cycle.max_slots + 1 if what.cycle else 2):
+                    for slots in what.cycle.slots() if what.cycle else (1,):
+                        number = {
+                            s: n if len(block) == 1 else self.usable(s, at[s][0], n, slots, pieces, what.cycle)
+                            for block, n in zip(blocks, counts, strict=True)
+                            for s in block
+                        }
+                        if any(
+                            max(number[s] for s in block) < n or min(number[s] for s in block) == 0
+                            for block, n in zip(blocks, counts, strict=True)
+                        ):
+                            continue
                         for resident in itertools.product((True, False), repeat=len(what.stages)):
                             placed = tuple(
                                 Placement(s, *at[s], number[s], r) for s, r in zip(what.stages, resident, strict=True)
@@ -153,6 +170,14 @@ class Enumeration:
                             if self.possible(placed, unit):
                                 found.append(Work(placed, blocks if what.cycle else (), slots))
         return found
+
+    def usable(self, stage: str, kind: str, devices: int, slots: int, pieces: int, cycle: CycleProfile) -> int:
+        """How many of a shared block's devices a stage of a cycle can use."""
+        profile = self.problem.profile.stages[stage]
+        cost = profile.on[kind]
+        items = costs.piece_items(profile.items, slots * max(1, -(-pieces // cycle.epochs)))
+        replicas = min(devices // cost.devices_per_replica, cost.max_replicas or devices, items)
+        return replicas * cost.devices_per_replica
 
     def possible(self, placed: tuple[Placement, ...], unit: int) -> bool:
         """Multiples of a replica, no more replicas than allowed, and state that can be unloaded where it is."""
@@ -200,7 +225,7 @@ class Enumeration:
 
     def rows(self, unit: int, pieces: int) -> set:
         """A unit that has devices of its own, on one of `pieces` pieces."""
-        return {self.row(w, pieces) for w in self.works(unit)} - {None}
+        return {self.row(w, pieces) for w in self.works(unit, pieces)} - {None}
 
     def serial(self, part: int, pieces: int) -> set:
         """All ways in which `part` handles a piece before it takes the next."""
@@ -237,7 +262,7 @@ class Enumeration:
         if streaming and part.bit_count() == 1 and self.problem.streams(unit):
             if pieces > self.problem.max_pieces(unit):
                 return set()
-            return {self.row(w, 1, streams=pieces) for w in self.works(unit)} - {None}
+            return {self.row(w, 1, streams=pieces) for w in self.works(unit, 1)} - {None}
         own = self.rows(unit, pieces) if part.bit_count() == 1 else set()
         return own | self.serial(part, pieces) | self.apart(part, pieces, streaming)
 

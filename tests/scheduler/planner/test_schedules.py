@@ -260,7 +260,7 @@ def test_the_formula_bounds_every_placement_of_a_cycle_of_three_stages():
             problem = Problem(profile, pieces=(1,))
         except ConfigurationError:
             continue
-        works = Enumeration(problem).works(0)
+        works = Enumeration(problem).works(0, 1)
         for work in draw.sample(works, min(15, len(works))):
             if fits(problem, estimate(problem, work)):
                 assert simulate(problem, work).seconds <= estimate(problem, work).latency * (1 + 1e-9), describe(work)

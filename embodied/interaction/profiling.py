@@ -1,0 +1,418 @@
+"""What a recipe's stages cost here: short real runs of its flow at a few sizes, and a cost profile fitted to them.
+
+Every run is the training loop without evaluations: collect, learn, publish, with all workers in this process. Sizes are
+the recipe's number of environments and halves of it, with simulators in this process, in one of their own and in as
+many as there are cores. An iteration's time divides into what is spent waiting for simulators (`env`), the rest of the
+rollout (`policy`: forward passes and what surrounds them) and learning (`learner`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import embodied
+import envs
+import policies
+from embodied.errors import ConfigurationError
+from embodied.interaction.flow import embodied_flow
+from embodied.interaction.messages import Rollout
+from embodied.interaction.recipe import Recipe, check
+from embodied.scheduler.inline import InlineLauncher
+from embodied.scheduler.plan import single_device_plan
+from embodied.scheduler.planner import cache
+from embodied.scheduler.planner.fit import fit_time
+from embodied.scheduler.planner.profile import (
+    Cluster,
+    CycleProfile,
+    EdgeProfile,
+    FlowProfile,
+    Measurement,
+    MemoryModel,
+    NodeGroup,
+    StageCost,
+    StageProfile,
+    SwitchModel,
+    WeightsProfile,
+)
+from embodied.scheduler.trace import BUSY
+from envs import registry as env_registry
+
+REPEATS = 4  # measured iterations of every size, after one that warms up
+MOST_DECISIONS = 64  # of a measured rollout: every decision costs the same, so a long rollout is not needed
+MOST_SLOTS = 4
+_ROOM = 0.9  # share of a GPU's memory that stages may use; the rest is the driver's and fragmentation's
+_SETUP_SPANS = ("start simulators", "build policy", "build learner")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One measured size. processes: of simulators; 0: they run in this process."""
+
+    num_envs: int
+    processes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """Memory of one accelerator. policy, learner: state of the stage. acting, learning: the most that a rollout, an
+    update allocated on top of what was there before."""
+
+    policy: int
+    learner: int
+    acting: int
+    learning: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """What one size took, a value an iteration. env, policy: seconds of a decision round. learner: of an update.
+
+    acting, learning: seconds of an iteration that the trace of policy and learner shows. switch: seconds to unload and
+    load policy and learner again, and the bytes that moved; None on CPUs."""
+
+    setting: Setting
+    env: list[float]
+    policy: list[float]
+    learner: list[float]
+    acting: list[float]
+    learning: list[float]
+    memory: Bytes | None = None
+    switch: tuple[float, int] | None = None
+
+
+def profile_path(recipe: Recipe) -> Path:
+    """Where the profile of this recipe on this machine is kept."""
+    return cache.cached_profile_path(recipe.name, _costs(recipe), _PACKAGES)
+
+
+_PACKAGES = tuple(Path(package.__file__ or "").parent for package in (embodied, envs, policies))
+
+
+def _costs(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe decides its stages' costs; where they run is the plan's affair."""
+    values = recipe.as_dict()
+    env = {key: value for key, value in values["env"].items() if key not in ("slots", "processes")}
+    names = ("policy", "algorithm", "learner", "rollout")
+    cluster = {"device": recipe.device(), "threads": recipe.cluster.threads}
+    return {"env": env, "cluster": cluster} | {name: values[name] for name in names}
+
+
+def measured_profile(recipe: Recipe, say: Callable[[str], None], repeats: int = REPEATS) -> FlowProfile:
+    """Measure every size and fit. say: told what is measured. Raises ConfigurationError when no size can be measured.
+
+    Must not be called from inside an event loop; it runs its own.
+    """
+    torch.set_num_threads(recipe.cluster.threads)
+    timings = []
+    for setting in settings(recipe):
+        variant = variant_of(recipe, setting)
+        assert variant is not None
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="embodied-profile-") as alarms:
+            timing = asyncio.run(_measure(variant, setting, repeats, Path(alarms)))
+        timings.append(timing)
+        where = f"{setting.processes} simulator process(es)" if setting.processes else "simulators in this process"
+        say(
+            f"{setting.num_envs} environments, {where}: env {statistics.median(timing.env) * 1e3:.2f} ms and policy "
+            f"{statistics.median(timing.policy) * 1e3:.2f} ms a decision, learner "
+            f"{statistics.median(timing.learner):.2f} s an update ({time.perf_counter() - began:.1f} s)"
+        )
+    return build_profile(recipe, timings)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def settings(recipe: Recipe) -> list[Setting]:
+    """The sizes to measure: fewer environments where the recipe's batch allows, several simulator processes."""
+    whole = recipe.env.num_envs
+    sizes = [n for n in (whole, whole // 2, whole // 4) if n and variant_of(recipe, Setting(n, 0)) is not None]
+    if not sizes:
+        raise ConfigurationError(
+            f"the recipe cannot be measured with env.num_envs={whole} and one slot; see `embodied train --dry-run`"
+        )
+    found = [Setting(n, 0) for n in sizes]
+    if env_registry.in_process(recipe.env):
+        return found
+    found += [Setting(n, 1) for n in sizes[:2]]
+    many = sorted({min(cores(), size) for size in (2, cores())} - {1})
+    found += [Setting(n, p) for p in many for n in sizes[:2] if p <= n]
+    return found
+
+
+def variant_of(recipe: Recipe, setting: Setting) -> Recipe | None:
+    """The recipe at another size, with all workers in this process; None where it would be refused."""
+    cluster = dataclasses.replace(
+        recipe.cluster, plan=None, launcher="inline", placement="shared", workers={}, devices={}, address=None
+    )
+    env = dataclasses.replace(recipe.env, num_envs=setting.num_envs, slots=1, processes=setting.processes)
+    found = dataclasses.replace(recipe, env=env, cluster=cluster)
+    for decisions in _decisions(recipe):
+        variant = dataclasses.replace(found, rollout=dataclasses.replace(recipe.rollout, decisions=decisions))
+        try:
+            check(variant)
+        except ConfigurationError:
+            continue
+        return variant
+    return None
+
+
+def _decisions(recipe: Recipe) -> list[int]:
+    """Lengths of a measured rollout, the preferred one first."""
+    wanted = recipe.rollout.decisions
+    halves = [wanted >> shift for shift in range(wanted.bit_length()) if wanted % (1 << shift) == 0]
+    return sorted(halves, key=lambda d: (d > MOST_DECISIONS, abs(d - MOST_DECISIONS)))
+
+
+async def _measure(recipe: Recipe, setting: Setting, repeats: int, alarms: Path) -> Timing:
+    flow = embodied_flow(recipe, alarms)
+    device = recipe.device()
+    plan = single_device_plan(flow, device, slots=1)
+    timing = Timing(setting, [], [], [], [], [])
+    memory = _MemoryWatch(device)
+    async with InlineLauncher(flow, plan, seed=recipe.seed, deadline=recipe.cluster.deadline_seconds) as system:
+        env, policy, learner = (system.group(name) for name in ("env", "policy", "learner"))
+        await system.sync_weights(0)
+        for iteration in range(repeats + 1):
+            await system.take_times()
+            memory.begin()
+            began = time.perf_counter()
+            rollout = Rollout(iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
+            await system.together(env.call("collect", rollout), policy.call("act", rollout))
+            _wait_for(device)
+            collected = time.perf_counter()
+            acting = memory.end()
+            memory.begin()
+            await learner.call("learn", iteration)
+            await system.sync_weights(iteration + 1)
+            _wait_for(device)
+            ended = time.perf_counter()
+            learning = memory.end()
+            if iteration == 0:
+                continue  # compiles, allocates, fills caches
+            spent = await system.take_times()
+            waited, acted, learnt = (_busy(spent, stage) for stage in ("env", "policy", "learner"))
+            rounds = recipe.rollout.decisions
+            timing.env.append(waited / rounds)
+            timing.policy.append(max(collected - began - waited, acted) / rounds)
+            timing.learner.append(ended - collected)
+            timing.acting.append(acted)
+            timing.learning.append(learnt)
+        if device == "cpu":
+            return timing
+        states = [(await group.call("memory"))[0] for group in (policy, learner)]
+        used = Bytes(states[0], states[1], acting, learning)
+        return dataclasses.replace(timing, memory=used, switch=await _switch(system, device))
+
+
+def _busy(spent: dict[tuple[str, str, str], float], stage: str) -> float:
+    return sum(
+        seconds
+        for (worker, name, category), seconds in spent.items()
+        if worker.startswith(f"{stage}[") and category == BUSY and name not in _SETUP_SPANS
+    )
+
+
+def _wait_for(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+class _MemoryWatch:
+    """Peaks of a GPU's memory between two points; nothing on CPUs."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device if device.startswith("cuda") else None
+        self._before = 0
+
+    def begin(self) -> None:
+        if self.device:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+
+    def end(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) - self._before if self.device else 0
+
+
+async def _switch(system: InlineLauncher, device: str) -> tuple[float, int]:
+    """Seconds to take the learner's state off the device and back, and its bytes. Policy and learner share weights
+    here, so the learner's state is all there is."""
+    learner = system.group("learner")
+    size = (await learner.call("memory"))[0]
+    began = time.perf_counter()
+    await learner.call("unload")
+    await learner.call("load")
+    _wait_for(device)
+    return time.perf_counter() - began, size
+
+
+# -- from timings to a profile
+
+
+def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
+    """Cost models of the three stages, fitted to `timings`; the first one is of the recipe's own size."""
+    on_gpu = recipe.device() != "cpu"
+    rounds = recipe.rollout.decisions
+    whole = recipe.env.num_envs
+    kind = "accelerator" if on_gpu else "cpu"
+    # simulators: what the pool's hand-over costs lies between one process and none, see `_hop`
+    simulating = [
+        _measurement(t.setting.num_envs, max(1, t.setting.processes), t.env)
+        for t in timings
+        if t.setting.processes != 1
+    ]
+    own = [t for t in timings if t.setting.processes == 0]
+    deciding = [_measurement(t.setting.num_envs, 1, t.policy) for t in own]
+    decisions = {t.setting: _measured_decisions(recipe, t.setting) for t in own}
+    learning = [_measurement(t.setting.num_envs * decisions[t.setting], 1, t.learner) for t in own]
+    memory, switch = _memory(own) if on_gpu else ({}, None)
+    one_worker = None if on_gpu else 1
+    env_kind = kind if on_gpu and env_registry.in_process(recipe.env) else "cpu"
+    stages = {
+        "env": StageProfile(
+            items=whole,
+            on={env_kind: StageCost(time=fit_time(simulating), measurements=tuple(simulating))},
+            pooled=env_kind == "cpu",
+        ),
+        "policy": StageProfile(
+            items=whole,
+            on={
+                kind: StageCost(
+                    time=fit_time(deciding),
+                    memory=memory.get("policy", MemoryModel()),
+                    switch=switch,
+                    max_replicas=one_worker,
+                    measurements=tuple(deciding),
+                )
+            },
+            traced=_share([t.acting for t in own], [[p * decisions[t.setting] for p in t.policy] for t in own]),
+        ),
+        "learner": StageProfile(
+            items=whole * rounds,
+            on={
+                kind: StageCost(
+                    time=fit_time(learning),
+                    memory=memory.get("learner", MemoryModel()),
+                    switch=switch,
+                    max_replicas=one_worker,
+                    measurements=tuple(learning),
+                )
+            },
+            traced=_share([t.learning for t in own], [t.learner for t in own]),
+        ),
+    }
+    group = NodeGroup(
+        accelerators_per_node=torch.cuda.device_count() if on_gpu else 0,
+        cores_per_node=cores(),
+        accelerator_memory_bytes=_ROOM * torch.cuda.get_device_properties(0).total_memory if on_gpu else 0.0,
+        host_memory_bytes=float(psutil.virtual_memory().total),
+    )
+    hop, per_item = _hop(timings)
+    return FlowProfile(
+        flow="embodied",
+        stages=stages,
+        edges=(
+            EdgeProfile(source="policy", target="env", latency_seconds=hop, seconds_per_item=per_item),
+            EdgeProfile(source="env", target="policy"),
+            EdgeProfile(source="env", target="learner"),
+        ),
+        cluster=Cluster(groups={"local": group}),
+        cycles=(
+            CycleProfile(
+                stages=("policy", "env"), rounds=rounds, max_slots=MOST_SLOTS, slot_counts=_slot_counts(recipe)
+            ),
+        ),
+        weights=(WeightsProfile(source="learner", target="policy"),),
+        recipe=recipe.name,
+        hardware=cache.hardware(),
+        code=cache.code_version(_PACKAGES),
+        source="measured by short real runs of the recipe",
+        assumptions=_assumptions(on_gpu),
+        unit="environment steps",
+        amount=float(recipe.steps_per_iteration),
+    )
+
+
+def _assumptions(on_gpu: bool) -> tuple[str, ...]:
+    common = ("a decision costs the same at every point of a rollout", "weights are handed over in no time")
+    if not on_gpu:
+        return (*common, "policy and learner have one worker each")
+    return (*common, "policy and learner were measured on one accelerator: n of them do an n-th of the work each")
+
+
+def _measured_decisions(recipe: Recipe, setting: Setting) -> int:
+    variant = variant_of(recipe, setting)
+    assert variant is not None
+    return variant.rollout.decisions
+
+
+def _measurement(items: int, devices: int, seconds: list[float]) -> Measurement:
+    """The median of the iterations, so that one disturbed by another program does not count."""
+    deviation = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
+    return Measurement(
+        items=items, devices=devices, seconds=statistics.median(seconds), deviation=deviation, repeats=len(seconds)
+    )
+
+
+def _share(shown: list[list[float]], whole: list[list[float]]) -> float:
+    """What share of a stage's time its spans show; between 0 and 1."""
+    return min(1.0, sum(map(sum, shown)) / sum(map(sum, whole)))
+
+
+def _slot_counts(recipe: Recipe) -> tuple[int, ...]:
+    """Numbers of slots into which whole groups of environments divide."""
+    unit = recipe.algorithm.group_size
+    return tuple(k for k in range(1, MOST_SLOTS + 1) if recipe.env.num_envs % (k * unit) == 0)
+
+
+def _hop(timings: list[Timing]) -> tuple[float, float]:
+    """(seconds, seconds an environment) that it costs in a round to have simulators in a process of their own: what a
+    round with one process takes longer than one in this process."""
+    by_setting = {t.setting: t for t in timings}
+    more = []
+    for setting, timing in by_setting.items():
+        here = by_setting.get(Setting(setting.num_envs, 0))
+        if setting.processes == 1 and here is not None:
+            rounds = [statistics.median(t.env) + statistics.median(t.policy) for t in (timing, here)]
+            more.append((setting.num_envs, max(0.0, rounds[0] - rounds[1])))
+    if not more:
+        return 0.0, 0.0
+    if len(more) == 1:
+        return more[0][1], 0.0
+    (large, at_large), (small, at_small) = more[:2]
+    per_item = max(0.0, (at_large - at_small) / (large - small))
+    return max(0.0, at_large - per_item * large), per_item
+
+
+def _memory(own: list[Timing]) -> tuple[dict[str, MemoryModel], SwitchModel]:
+    """Memory of policy and learner on an accelerator, and what it costs to bring it away and back."""
+    first, last = own[0], own[-1]
+    assert first.memory is not None
+    assert last.memory is not None
+    assert first.switch is not None
+    per_env = 0.0
+    if first.setting.num_envs > last.setting.num_envs:
+        grown = first.memory.acting - last.memory.acting
+        per_env = max(0.0, grown / (first.setting.num_envs - last.setting.num_envs))
+    acting = max(0.0, first.memory.acting - per_env * first.setting.num_envs)
+    seconds, size = first.switch
+    models = {
+        "policy": MemoryModel(state_bytes=float(first.memory.policy), working_bytes=acting, item_bytes=per_env),
+        "learner": MemoryModel(
+            state_bytes=float(first.memory.learner), state="sharded", working_bytes=float(first.memory.learning)
+        ),
+    }
+    return models, SwitchModel(bytes_per_second=max(1.0, 2 * size / max(seconds, 1e-9)))

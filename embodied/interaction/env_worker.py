@@ -31,7 +31,7 @@ _NAP_SECONDS = 5e-5
 @dataclasses.dataclass(frozen=True)
 class EnvWorkerOptions:
     """env: the environments of all workers of the stage together; each worker has a balanced, contiguous part of them,
-    in whole groups for every slot. group_size: environments of one GRPO group.
+    in whole groups for every slot of the plan. group_size: environments of one GRPO group.
     fresh: every rollout starts with new episodes instead of going on with those under way."""
 
     env: EnvConfig
@@ -40,7 +40,10 @@ class EnvWorkerOptions:
 
 
 class EnvWorker(Worker):
-    """Owns a VectorEnv."""
+    """Owns a VectorEnv. It works in the slots of its plan, and hands its trajectory on in pieces of the plan's
+    granularity, in environments."""
+
+    follows = frozenset({"granularity", "slots"})
 
     questions = Output(Question)
     decisions = Input(Decision)
@@ -55,10 +58,11 @@ class EnvWorker(Worker):
     async def setup(self, announced: Mapping[str, Any]) -> EnvSpec:
         """Start the simulators and announce what they are."""
         env, rank, world = self.options.env, self.context.rank, self.context.world
-        unit = env.slots * self.options.group_size
+        slots = self.context.slots
+        unit = slots * self.options.group_size
         own = balanced_range(rank, world, env.num_envs // unit)
         with self.timed("start simulators"):
-            self.env: VectorEnv = registry.make(dataclasses.replace(env, num_envs=len(own) * unit))
+            self.env: VectorEnv = registry.make(dataclasses.replace(env, num_envs=len(own) * unit, slots=slots))
         self.assignments = TrainingAssignments(self.context.seed, self.env.spec, self.options.group_size)
         self._indices = own.start * unit + np.arange(self.env.num_envs)  # among the environments of all workers
         self._rounds = np.full(self.env.num_envs, -1, dtype=np.int64)

@@ -9,6 +9,7 @@ from embodied.interaction.learner_worker import LearnerWorker, LearnerWorkerOpti
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.recipe import Recipe
 from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
+from embodied.scheduler.flow import MANY
 
 
 def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
@@ -21,8 +22,9 @@ def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
     env = flow.stage("env", EnvWorker, env_options, scales_with="environments", needs=CPU)
     policy = flow.stage("policy", PolicyWorker, policy_options, scales_with="observations", needs=ACCELERATOR)
     learner = flow.stage("learner", LearnerWorker, learner_options, scales_with="samples", needs=ACCELERATOR)
-    flow.edge(env.questions, policy.questions)
+    flow.edge(env.questions, policy.questions, route=Route.READY)  # a decision does not depend on who decides
     flow.edge(policy.decisions, env.decisions, route=Route.OWNER)
-    flow.edge(env.trajectories, learner.trajectories, route=Route.SPLIT)
+    # a rollout in the smallest pieces must fit: nobody reads it before it is complete
+    flow.edge(env.trajectories, learner.trajectories, route=Route.SPLIT, capacity=max(MANY, recipe.env.num_envs))
     flow.weights(learner, policy, apart=recipe.algorithm.max_staleness > 0)
     return flow

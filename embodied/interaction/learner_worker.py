@@ -54,6 +54,7 @@ class LearnerWorker(Worker):
     """Owns the policy that is trained and its optimiser; several of them are one sharded policy."""
 
     collective = True
+    follows = frozenset({"granularity"})
 
     trajectories = Input(Trajectory)
 
@@ -104,8 +105,7 @@ class LearnerWorker(Worker):
     async def learn(self, iteration: int) -> Update:
         """Read this iteration's trajectory and improve the policy with it."""
         ranks = self.context.ranks
-        parts = sorted([part async for part in self.trajectories], key=lambda part: part[0])
-        trajectory = join([item for _, item in parts])
+        trajectory = await self._take_in()
         warnings = [_constant_reward(trajectory, self.options.algorithm.needs_groups), self._saturation(trajectory)]
         with self.timed("advantages"):
             samples, idle, record = make_samples(trajectory, self.options.algorithm, ranks)
@@ -130,6 +130,20 @@ class LearnerWorker(Worker):
         warnings += self._warnings
         self._warnings = []
         return Update(metrics, tuple(w for w in warnings if w), self.version)
+
+    async def _take_in(self) -> Trajectory:
+        """This iteration's trajectory, its pieces in the order of who collected them.
+
+        With a granularity (in decisions) they are taken out of the links batch by batch as they come, so that links
+        need not hold a whole rollout.
+        """
+        parts: list[tuple[Any, Trajectory]] = []
+        async for batch in self.trajectories.batches(size=Trajectory.decisions):
+            if self.context.granularity is not None:
+                with self.timed("take in"):
+                    batch = [(key, piece.clone()) for key, piece in batch]
+            parts += batch
+        return join([piece for _, piece in sorted(parts, key=lambda part: part[0])])
 
     def _epochs(
         self, samples: Samples, idle: Samples, everywhere: torch.Tensor, iteration: int

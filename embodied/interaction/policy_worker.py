@@ -35,6 +35,8 @@ class PolicyWorkerOptions:
 class PolicyWorker(Worker):
     """Owns a policy that acts; its weights come from the learner or from a file."""
 
+    follows = frozenset({"slots"})  # it answers however many slots ask
+
     questions = Input(Question)
     decisions = Output(Decision)
 

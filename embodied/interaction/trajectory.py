@@ -46,11 +46,31 @@ class Trajectory(TensorClass):
 
     def part(self, index: int, count: int) -> Trajectory:
         """The `index`-th of `count` balanced, contiguous parts of the environments; groups stay whole."""
-        groups = self.group_ids[0]
-        starts = [0, *((groups[1:] != groups[:-1]).nonzero().flatten() + 1).tolist(), len(groups)]
+        starts = self._group_starts()
         chosen = balanced_range(index, count, len(starts) - 1)
-        rows = slice(starts[chosen.start], starts[chosen.stop])
-        return Trajectory(**{name: getattr(self, name)[:, rows] for name in TRAJECTORY_FIELDS}, batch_size=[])
+        return self._rows(starts[chosen.start], starts[chosen.stop])
+
+    def pieces(self, size: int) -> list[Trajectory]:
+        """Contiguous pieces of at least `size` environments (the last may have fewer), in order; groups stay whole."""
+        cuts = [0]
+        for start in self._group_starts()[1:]:
+            if start - cuts[-1] >= size:
+                cuts.append(start)
+        ends = [*cuts[1:], self.env_ids.shape[1]]
+        return [self._rows(b, e) for b, e in zip(cuts, ends, strict=True) if e > b] or [self]
+
+    def decisions(self) -> int:
+        """T times B."""
+        return self.env_ids.numel()
+
+    def _group_starts(self) -> list[int]:
+        """The first environment of every group, and B."""
+        groups = self.group_ids[0]
+        return [0, *((groups[1:] != groups[:-1]).nonzero().flatten() + 1).tolist(), len(groups)]
+
+    def _rows(self, begin: int, end: int) -> Trajectory:
+        fields = {name: getattr(self, name)[:, begin:end] for name in TRAJECTORY_FIELDS}
+        return Trajectory(**fields, batch_size=[])
 
 
 TRAJECTORY_FIELDS = tuple(Trajectory.__annotations__)

@@ -1,42 +1,53 @@
-"""The channel: what waits for one consumer, as a bounded, keyed, first-in-first-out queue; and the ways into it.
+"""The channel: what waits for one consumer, as a bounded, keyed, first-in-first-out queue with rounds and groups.
 
 Items of one key arrive in the order they were put; a reader of one key never sees another's items, and waits only for
-its own. `end` marks the end of a round: iterating a receiver stops once every producer has ended its round. Every wait
-has a deadline whose message names both sides.
+its own. `end` marks the end of a producer's round: a reader of rounds stops once every producer has ended its own.
+Members of a group become visible together, when the last of them has come. Every wait has a deadline whose message
+names both sides.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Hashable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any
 
-from embodied.errors import ChannelClosed, DeadlineExceeded
-from embodied.scheduler.routing import Route, Router
+from embodied.errors import ChannelClosed, CorrectnessAlarm, DeadlineExceeded, WorkerDied
 from embodied.scheduler.trace import WAIT, Trace
 
-_END = object()
+# (producer, units, weight): told when a consumer is done with what it took; a unit is an item or a whole group
+Receipt = Callable[[str, int, float], Awaitable[None]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Arrival:
-    """An item, or the end of a round, and who it is from."""
+class Arrival:
+    """An item on its way to its consumer.
+
+    round: counts its producer's rounds. weight: what it costs, in any unit (tokens). members: of the group that `key`
+    names, 1 for an item by itself. left: members of the group that come right after this one.
+    """
 
     producer: str
+    round: int
     key: Hashable
     item: Any
+    weight: float = 1.0
+    members: int = 1
+    left: int = 0
 
 
 class Channel:
-    """A queue with named producers and consumers.
+    """A queue with named producers and one named consumer.
 
     Args:
-        name: for messages, e.g. "env.observations -> policy.observations".
-        producers, consumers: names of the workers at either end.
+        name: for messages, e.g. "env.questions -> policy.questions".
+        producers, consumer: names of the workers at either end.
         kind: the type every item must have.
-        capacity: items that may be under way; a put beyond that waits (back-pressure).
+        capacity: items that may wait; a put beyond that waits (back-pressure). Members of a group count once it is
+            complete, so that a group larger than the capacity cannot stop the channel.
         deadline: seconds a single wait may take.
     """
 
@@ -44,7 +55,7 @@ class Channel:
         self,
         name: str,
         producers: list[str],
-        consumers: list[str],
+        consumer: str,
         kind: type,
         *,
         capacity: int,
@@ -53,204 +64,171 @@ class Channel:
     ) -> None:
         self.name = name
         self.producers = producers
-        self.consumers = consumers
+        self.consumer = consumer
         self.kind = kind
         self.capacity = capacity
         self.deadline = deadline
         self.trace = trace
         self.closed: BaseException | None = None
-        self._arrivals: list[_Arrival] = []  # in order, ends of rounds among them
-        self._count = 0  # items among them
-        self._ended: set[str] = set()  # producers whose end the reader of the current round has passed
+        self.receipt: Receipt | None = None
+        self._arrivals: list[Arrival] = []
+        self._forming: dict[tuple[int, Hashable], list[Arrival]] = {}  # groups that are not complete, by round and key
+        self._ended = dict.fromkeys(producers, 0)  # rounds that each producer has ended
+        self._round = 0  # of the reader
+        self._taken: dict[str, tuple[int, float]] = {}  # by producer, units and weight the consumer is busy with
         self._changed = asyncio.Condition()
         self._last_put: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._arrivals)
 
-    async def put(self, item: Any, key: Hashable, producer: str) -> None:
-        """Append `item` to the queue of `key`, waiting while the channel is full."""
+    async def put(self, item: Any, key: Hashable, producer: str, weight: float = 1.0, members: int = 1) -> None:
+        """Append `item` to the queue of `key`, waiting while the channel is full; see Arrival."""
         if not isinstance(item, self.kind):
             raise TypeError(
                 f"channel {self.name} carries {self.kind.__name__}, but {producer} put a {type(item).__name__}"
             )
         async with self._changed:
-            if self._count >= self.capacity:
-                await self._wait(lambda: self._count < self.capacity, producer, "to put an item", self.consumers)
+            if len(self._arrivals) >= self.capacity:
+                await self._wait(
+                    lambda: len(self._arrivals) < self.capacity, producer, "to put an item", [self.consumer]
+                )
             self._check_open(producer)
-            self._arrivals.append(_Arrival(producer, key, item))
-            self._count += 1
+            arrival = Arrival(producer, self._ended[producer], key, item, weight, members)
+            self._arrivals += [arrival] if members == 1 else self._join_group(arrival)
             self._last_put[producer] = time.perf_counter()
             self._changed.notify_all()
 
-    async def get(self, key: Hashable, consumer: str) -> Any:
-        """The oldest item of `key`."""
+    async def get(self, key: Hashable) -> Any:
+        """The oldest item of `key`, of whichever round."""
         async with self._changed:
+            await self._settle()
             if self._find(key) is None:
                 what = f"for an item of key {key!r}"
-                await self._wait(lambda: self._find(key) is not None, consumer, what, self.producers)
-            self._check_open(consumer)
+                await self._wait(lambda: self._find(key) is not None, self.consumer, what, self.producers)
+            self._check_open(self.consumer)
             found = self._find(key)
             assert found is not None
             return self._take(found).item
 
-    async def get_any(self, consumer: str) -> tuple[Hashable, Any] | None:
-        """The oldest item of this round, of any key, with its key; None once every producer has ended the round.
+    async def next(self, *, whole: bool = False) -> list[Arrival] | None:
+        """The oldest arrival of this round, of any key; None once every producer has ended the round and all has been
+        taken. Raises CorrectnessAlarm when a group is still incomplete then.
 
-        What a producer puts after its end belongs to its next round and waits for it.
+        What a producer puts after its end belongs to its next round and waits for it. whole: with all other members of
+        its group, at once.
         """
         async with self._changed:
-            while True:
-                found = self._first_of_round()
-                if found is None and len(self._ended) < len(self.producers):
-                    waiting_for = [p for p in self.producers if p not in self._ended]
-                    await self._wait(lambda: self._first_of_round() is not None, consumer, "for an item", waiting_for)
-                    found = self._first_of_round()
-                self._check_open(consumer)
-                if found is None:
-                    self._ended.clear()
-                    return None
-                arrival = self._take(found)
-                if arrival.item is not _END:
-                    return arrival.key, arrival.item
-                self._ended.add(arrival.producer)
+            await self._settle()
+            if self._first_of_round() is None and (missing := self._not_ended()):
+                await self._wait(
+                    lambda: self._first_of_round() is not None or not self._not_ended(),
+                    self.consumer,
+                    "for an item",
+                    missing,
+                )
+            self._check_open(self.consumer)
+            found = self._first_of_round()
+            if found is not None:
+                count = self._arrivals[found].left + 1 if whole else 1
+                return [self._take(found) for _ in range(count)]
+            self._check_groups()
+            self._round += 1
+            return None
 
     async def end(self, producer: str) -> None:
         """This producer puts nothing more in this round."""
         async with self._changed:
-            self._arrivals.append(_Arrival(producer, None, _END))
+            self._ended[producer] += 1
             self._changed.notify_all()
 
     async def drain(self) -> list[Any]:
         """Remove and return everything under way, in order of arrival, and forget who ended the round."""
         async with self._changed:
-            items = [arrival.item for arrival in self._arrivals if arrival.item is not _END]
+            forming = [arrival for group in self._forming.values() for arrival in group]
+            items = [arrival.item for arrival in [*self._arrivals, *forming]]
             self._arrivals.clear()
-            self._ended.clear()
-            self._count = 0
+            self._forming.clear()
+            self._taken.clear()
+            self._ended = dict.fromkeys(self.producers, 0)
+            self._round = 0
             self._changed.notify_all()
         return items
 
     async def close(self, reason: BaseException) -> None:
-        """Wake everyone who waits: they get ChannelClosed with `reason` as its cause."""
+        """Wake everyone who waits: they get ChannelClosed (WorkerDied if that is why) with `reason` as its cause."""
         async with self._changed:
             self.closed = reason
             self._changed.notify_all()
 
+    def _join_group(self, arrival: Arrival) -> list[Arrival]:
+        """All members in the order of their producers once `arrival` completes its group; nothing before."""
+        group = self._forming.setdefault((arrival.round, arrival.key), [])
+        if group and group[0].members != arrival.members:
+            raise ValueError(
+                f"{arrival.producer} put one of {arrival.members} members of group {arrival.key!r} on channel "
+                f"{self.name}, but {group[0].producer} said that it has {group[0].members}; all must say the same"
+            )
+        group.append(arrival)
+        if len(group) < arrival.members:
+            return []
+        del self._forming[arrival.round, arrival.key]
+        group.sort(key=lambda a: self.producers.index(a.producer))
+        return [dataclasses.replace(a, left=len(group) - 1 - i) for i, a in enumerate(group)]
+
+    def _check_groups(self) -> None:
+        for (number, key), group in self._forming.items():
+            if number == self._round:
+                raise CorrectnessAlarm(
+                    f"group {key!r} has {len(group)} of {group[0].members} members at the end of the round on channel "
+                    f"{self.name}, from {', '.join(sorted({a.producer for a in group}))}; every member must be put "
+                    "before the end, and to the same consumer (Route.KEY where several producers have members)"
+                )
+
     def _find(self, key: Hashable) -> int | None:
         """Where the oldest item of `key` is."""
-        return next((i for i, a in enumerate(self._arrivals) if a.item is not _END and a.key == key), None)
+        return next((i for i, a in enumerate(self._arrivals) if a.key == key), None)
 
     def _first_of_round(self) -> int | None:
-        """Where the oldest arrival is whose producer is still in the current round."""
-        return next((i for i, a in enumerate(self._arrivals) if a.producer not in self._ended), None)
+        return next((i for i, a in enumerate(self._arrivals) if a.round == self._round), None)
 
-    def _take(self, index: int) -> _Arrival:
+    def _not_ended(self) -> list[str]:
+        return [p for p, rounds in self._ended.items() if rounds <= self._round]
+
+    def _take(self, index: int) -> Arrival:
         arrival = self._arrivals.pop(index)
-        if arrival.item is not _END:
-            self._count -= 1
-            self._changed.notify_all()
+        if self.receipt is not None:
+            units, weight = self._taken.get(arrival.producer, (0, 0.0))
+            self._taken[arrival.producer] = (units + (arrival.left == 0), weight + arrival.weight)
+        self._changed.notify_all()
         return arrival
+
+    async def _settle(self) -> None:
+        """Who comes back for more is done with what it took before."""
+        if self.receipt is not None:
+            taken, self._taken = self._taken, {}
+            for producer, (units, weight) in taken.items():
+                await self.receipt(producer, units, weight)
 
     def _check_open(self, who: str) -> None:
         if self.closed is not None:
-            raise ChannelClosed(f"channel {self.name} was closed while {who} used it: {self.closed}") from self.closed
+            kind = WorkerDied if isinstance(self.closed, WorkerDied) else ChannelClosed
+            raise kind(f"channel {self.name} was closed while {who} used it: {self.closed}") from self.closed
 
-    async def _wait(self, condition: Any, who: str, what: str, others: list[str]) -> None:
+    async def _wait(self, condition: Callable[[], bool], who: str, what: str, others: list[str]) -> None:
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(self.deadline):
                 await self._changed.wait_for(lambda: self.closed is not None or condition())
         except TimeoutError:
             heard = {p: f"{time.perf_counter() - t:.0f} s ago" for p, t in self._last_put.items()}
+            forming = collections.Counter(f"{len(g)} of {g[0].members}" for g in self._forming.values())
+            groups = f"; groups with members missing: {dict(forming)}" if forming else ""
             raise DeadlineExceeded(
                 f"{who} waited {self.deadline:g} s {what} on channel {self.name} for {', '.join(others) or 'nobody'}; "
-                f"{self._count} of {self.capacity} items are under way; "
+                f"{len(self)} of {self.capacity} items are under way{groups}; "
                 f"last item from each producer: {heard or 'never'}. "
                 "Look at what that worker was doing, or raise cluster.deadline_seconds if it is only slow."
             ) from None
         finally:
             self.trace.add(who, f"wait {what}", WAIT, begin, time.perf_counter())
-
-
-class Lane(Protocol):
-    """The way from one producer to one consumer."""
-
-    async def put(self, item: Any, key: Hashable) -> None:
-        """Hand `item` on, waiting while there is no room."""
-
-    async def end(self) -> None:
-        """Say that this round is over for this producer."""
-
-
-class InProcessLane:
-    """A lane within one process: items pass by reference."""
-
-    def __init__(self, channel: Channel, producer: str) -> None:
-        self._channel = channel
-        self._producer = producer
-
-    async def put(self, item: Any, key: Hashable) -> None:
-        """Append to the consumer's channel."""
-        await self._channel.put(item, key, self._producer)
-
-    async def end(self) -> None:
-        """End the round on the consumer's channel."""
-        await self._channel.end(self._producer)
-
-
-class Fan:
-    """One producer's lanes to all consumers of one edge, and the rule that chooses among them."""
-
-    def __init__(self, lanes: list[Lane], route: Route, producer: int, producers: int) -> None:
-        self._lanes = lanes
-        self._route = route
-        self._router = Router(route, producer, producers, len(lanes))
-
-    async def put(self, item: Any, key: Hashable) -> None:
-        """To the consumer of `key`; under SPLIT each consumer's part to each."""
-        if self._route is Route.SPLIT and len(self._lanes) > 1:
-            for index, lane in enumerate(self._lanes):
-                await lane.put(item.part(index, len(self._lanes)), key)
-        else:
-            chosen = 0 if self._route is Route.SPLIT else self._router.consumer(key)
-            await self._lanes[chosen].put(item, key)
-
-    async def end(self) -> None:
-        """Every consumer counts every producer's end, whether it got anything or not."""
-        for lane in self._lanes:
-            await lane.end()
-
-
-class Sender:
-    """A producer's end of an output: a fan for each edge that starts there."""
-
-    def __init__(self, fans: list[Fan]) -> None:
-        self._fans = fans
-
-    async def put(self, item: Any, key: Hashable = 0) -> None:
-        """Hand `item` on, waiting while a channel is full."""
-        for fan in self._fans:
-            await fan.put(item, key)
-
-    async def end(self) -> None:
-        """Say that this round is over for this producer."""
-        for fan in self._fans:
-            await fan.end()
-
-
-class Receiver:
-    """A consumer's end of its channel."""
-
-    def __init__(self, channel: Channel, consumer: str) -> None:
-        self._channel = channel
-        self._consumer = consumer
-
-    async def get(self, key: Hashable = 0) -> Any:
-        """The oldest item of `key`."""
-        return await self._channel.get(key, self._consumer)
-
-    async def __aiter__(self) -> AsyncIterator[tuple[Hashable, Any]]:
-        """(key, item) in order of arrival until every producer has ended the round."""
-        while (entry := await self._channel.get_any(self._consumer)) is not None:
-            yield entry

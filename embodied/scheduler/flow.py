@@ -20,6 +20,9 @@ from embodied.scheduler.worker import Input, Output, Port, Worker, ports_of
 CPU = "cpu"
 ACCELERATOR = "accelerator"
 
+MANY = 1024  # items that may wait where a flow does not say; enough not to hold anyone back by accident
+_AHEAD = 2  # with Route.READY: one in the consumer's hands and one to go on with
+
 
 @dataclasses.dataclass(frozen=True)
 class StagePort:
@@ -54,12 +57,26 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """Items pass from an output to an input. capacity: how many may wait for a consumer. route: which consumer."""
+    """Items pass from an output to an input.
+
+    capacity: how many may wait for a consumer; with Route.READY, how many (items or groups) each producer may have with
+    a consumer at once, in its hands included. route: which consumer.
+    """
 
     source: StagePort
     target: StagePort
     capacity: int
     route: Route
+
+    @property
+    def ahead(self) -> int | None:
+        """Units that a producer may have with a consumer at once; None: as many as fit into the channel."""
+        return self.capacity if self.route is Route.READY else None
+
+    @property
+    def room(self) -> int:
+        """Items that may wait in a consumer's channel."""
+        return MANY if self.route is Route.READY else self.capacity
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}"
@@ -97,8 +114,10 @@ class Flow:
         self.stages[name] = Stage(name, worker, options, scales_with, needs)
         return self.stages[name]
 
-    def edge(self, source: StagePort, target: StagePort, *, capacity: int = 1024, route: Route = Route.SPREAD) -> None:
-        """Join an output to an input of the same type."""
+    def edge(
+        self, source: StagePort, target: StagePort, *, capacity: int | None = None, route: Route = Route.SPREAD
+    ) -> None:
+        """Join an output to an input of the same type; see Edge. Without `capacity`: 1024, and 2 for Route.READY."""
         if not isinstance(source.port, Output) or not isinstance(target.port, Input):
             raise ConfigurationError(f"an edge goes from an Output to an Input; got {source} -> {target}")
         if not issubclass(source.port.kind, target.port.kind):
@@ -108,6 +127,10 @@ class Flow:
             )
         if any(edge.target == target for edge in self.edges):
             raise ConfigurationError(f"input {target} already has an edge; an input reads one channel")
+        if capacity is None:
+            capacity = _AHEAD if route is Route.READY else MANY
+        if capacity < 1:
+            raise ConfigurationError(f"edge {source} -> {target} has capacity {capacity}; at least one item must fit")
         self.edges.append(Edge(source, target, capacity, route))
 
     def weights(self, source: Stage, target: Stage, *, apart: bool = False) -> None:

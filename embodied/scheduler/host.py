@@ -19,11 +19,13 @@ import torch
 import torch.distributed as dist
 
 from embodied.errors import ChannelClosed, DeadlineExceeded, EmbodiedError
-from embodied.scheduler.channel import Channel, Fan, Receiver, Sender
+from embodied.scheduler.channel import Channel, Receipt
 from embodied.scheduler.launcher import run_operation
+from embodied.scheduler.ports import Fan, Ledger, Receiver, Sender
 from embodied.scheduler.routing import Route
+from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import Trace
-from embodied.scheduler.transport import Codec, Ends, Incoming, Outgoing, Transport
+from embodied.scheduler.transport import Codec, Ends, Incoming, Outgoing, Transport, record
 from embodied.scheduler.transport import shared_memory as shm
 from embodied.scheduler.transport.torch_link import Route as TorchRoute
 from embodied.scheduler.transport.torch_link import TorchIncoming, TorchOutgoing
@@ -33,10 +35,12 @@ from embodied.scheduler.worker import Worker, WorkerContext
 
 @dataclasses.dataclass(frozen=True)
 class HostedEdge:
-    """An edge of the flow between hosted workers.
+    """Links between the workers of two stages: for an edge of the flow, for weights, or for the receipts of an edge.
 
     number: its index. producers, consumers: names by rank. transports: of each (producer, consumer). places: of each
     producer and consumer among all hosts, for transports of torch.distributed. devices: of each producer and consumer.
+    ahead: as in flow.Edge, where items go to whoever is free. receipts_of: number of such an edge, whose consumers tell
+    its producers by these links when they are done.
     """
 
     number: int
@@ -51,6 +55,17 @@ class HostedEdge:
     transports: dict[tuple[int, int], Transport]
     places: tuple[tuple[int, ...], tuple[int, ...]]
     devices: tuple[tuple[str, ...], tuple[str, ...]]
+    ahead: int | None = None
+    receipts_of: int | None = None
+
+
+@record
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """A consumer's receipt: so many units, of so much weight, are done with."""
+
+    units: int
+    weight: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +81,8 @@ class HostedWorker:
     seed: int
     deadline: float
     cores: tuple[int, ...]
+    granularity: int | None
+    slots: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +104,9 @@ class LinkLane:
     def __init__(self, link: Outgoing) -> None:
         self._link = link
 
-    async def put(self, item: Any, key: Hashable) -> None:
+    async def put(self, item: Any, key: Hashable, weight: float, members: int) -> None:
         """Send an item."""
-        await self._link.send_async(item, key)
+        await self._link.send_async(item, (key, weight, members))
 
     async def end(self) -> None:
         """Send the end of the round."""
@@ -105,10 +122,17 @@ class WorkerHost:
         torch.set_num_threads(1)
         self.trace = Trace()
         self._hosted = hosted
-        context = WorkerContext(
-            hosted.stage, hosted.rank, hosted.world, hosted.device, hosted.seed, self.trace, hosted.deadline
+        self._context = WorkerContext(
+            hosted.stage,
+            hosted.rank,
+            hosted.world,
+            hosted.device,
+            hosted.seed,
+            self.trace,
+            hosted.deadline,
+            granularity=hosted.granularity,
+            slots=hosted.slots,
         )
-        self._context = context
         self._listeners: dict[tuple[int, int], shm.Listener] = {}
         self._channels: dict[int, Channel] = {}
         self._pumps: list[asyncio.Task[None]] = []
@@ -176,31 +200,41 @@ class WorkerHost:
         rank, worker = self._hosted.rank, self.worker
         assert worker is not None
         fans: dict[str, list[Fan]] = {}
+        ledgers: dict[int, Ledger] = {}
+        receipts: dict[int, dict[str, Outgoing]] = {}
         for edge in outputs:
             if rank >= len(edge.producers):
                 continue  # of a sharded source's weights: the first rank sends for all
-            links = []
-            for consumer in range(len(edge.consumers)):
-                links.append(self._connect(edge, consumer, addresses))
+            links = [self._connect(edge, consumer, addresses) for consumer in range(len(edge.consumers))]
             self._links += links
             if edge.number in weight_edges:
                 self._weights_out[edge.number] = links
+            elif edge.receipts_of is not None:
+                receipts[edge.receipts_of] = dict(zip(edge.consumers, links, strict=True))
             else:
-                fan = Fan([LinkLane(link) for link in links], edge.route, rank, len(edge.producers))
-                fans.setdefault(edge.source_port, []).append(fan)
+                if edge.ahead is not None and len(links) > 1:
+                    ledgers[edge.number] = self._ledger(edge, edge.ahead)
+                lanes = [LinkLane(link) for link in links]
+                many = len(edge.producers)
+                rules = {"granularity": self._hosted.granularity, "ledger": ledgers.get(edge.number)}
+                fans.setdefault(edge.source_port, []).append(Fan(lanes, edge.route, rank, many, **rules))
         worker.ports.update({port: Sender(port_fans) for port, port_fans in fans.items()})
         for edge in inputs:
-            channel = self._channel(edge, worker)
-            for producer, name in enumerate(edge.producers):
-                link = await self._accept(edge, producer)
-                self._links.append(link)
-                if edge.number in weight_edges:
-                    self._weights_in[edge.number] = link
-                else:
-                    self._pumps.append(asyncio.create_task(self._pump(link, channel, name)))
-            if edge.number not in weight_edges:
+            links = [await self._accept(edge, producer) for producer in range(len(edge.producers))]
+            self._links += links
+            if edge.number in weight_edges:
+                (self._weights_in[edge.number],) = links
+                continue
+            if edge.receipts_of is not None:
+                ledger = ledgers[edge.receipts_of]
+                pumps = [self._pump_receipts(link, ledger, consumer) for consumer, link in enumerate(links)]
+            else:
+                channel = self._channel(edge, worker)
+                channel.receipt = _receipt(receipts.get(edge.number))
                 self._channels[edge.number] = channel
-                worker.ports[edge.target_port] = Receiver(channel, worker.name)
+                worker.ports[edge.target_port] = Receiver(channel, self._hosted.granularity)
+                pumps = [self._pump(*pair) for pair in zip(links, [channel] * len(links), edge.producers, strict=True)]
+            self._pumps += [asyncio.create_task(pump) for pump in pumps]
 
     def _connect(self, edge: HostedEdge, consumer: int, addresses: dict[tuple[int, int, int], str]) -> Outgoing:
         rank, deadline = self._hosted.rank, self._hosted.deadline
@@ -225,29 +259,41 @@ class WorkerHost:
         return Channel(
             edge.name,
             list(edge.producers),
-            [worker.name],
+            worker.name,
             edge.kind,
             capacity=edge.capacity,
             deadline=self._hosted.deadline,
             trace=self.trace,
         )
 
+    def _ledger(self, edge: HostedEdge, ahead: int) -> Ledger:
+        return Ledger(
+            edge.name,
+            edge.producers[self._hosted.rank],
+            list(edge.consumers),
+            ahead=ahead,
+            deadline=self._hosted.deadline,
+            trace=self.trace,
+        )
+
     async def _pump(self, link: Incoming, channel: Channel, producer: str) -> None:
-        while True:
-            try:
-                key, item = await link.recv_async()
-            except DeadlineExceeded:
-                continue  # between rounds nothing comes; whoever needs an item has a deadline of its own
-            except ChannelClosed:
-                return
-            except EmbodiedError as error:
-                await channel.close(error)
-                return
-            if item is None:
-                await channel.end(producer)
-            else:
-                await channel.put(item, key, producer)
-            del item  # a view of the link's memory must not outlive its use here
+        try:
+            while (entry := await _next(link)) is not None:
+                key, item = entry
+                if item is None:
+                    await channel.end(producer)
+                else:
+                    key, weight, members = key
+                    await channel.put(item, key, producer, weight, members)
+                del item, entry  # a view of the link's memory must not outlive its use here
+        except (EmbodiedError, ValueError) as error:
+            await channel.close(error)
+
+    async def _pump_receipts(self, link: Incoming, ledger: Ledger, consumer: int) -> None:
+        # should the consumer die, whoever waits for it finds out by its deadline, or sooner by the launcher
+        with contextlib.suppress(EmbodiedError):
+            while (entry := await _next(link)) is not None:
+                await ledger.settle(consumer, entry[1].units, entry[1].weight)
 
     async def run(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         """Run one of the worker's operations."""
@@ -263,8 +309,7 @@ class WorkerHost:
             weights = {n: t for n, t in weights.items() if t.requires_grad or not isinstance(t, torch.nn.Parameter)}
         self._sent_once.add(edge)
         for bucket in buckets(full_tensors(weights), version):
-            for link in links:
-                await link.send_async(bucket)
+            await together(link.send_async(bucket) for link in links)
 
     async def receive_weights(self, edge: int, version: int) -> None:
         """Take weights in, verify them, and tell the worker."""
@@ -281,6 +326,8 @@ class WorkerHost:
 
     async def drain(self) -> int:
         """Empty the worker's channels."""
+        if self.worker is not None:
+            self.worker.forget_round()
         return sum([len(await channel.drain()) for channel in self._channels.values()])
 
     async def take_times(self) -> dict[tuple[str, str, str], float]:
@@ -306,6 +353,28 @@ class WorkerHost:
                 link.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+async def _next(link: Incoming) -> tuple[Any, Any] | None:
+    """The next (key, item); None once the link is closed."""
+    while True:
+        try:
+            return await link.recv_async()
+        except DeadlineExceeded:
+            continue  # between rounds nothing comes; whoever needs an item has a deadline of its own
+        except ChannelClosed:
+            return None
+
+
+def _receipt(links: dict[str, Outgoing] | None) -> Receipt | None:
+    """Sends a consumer's receipts to its producers."""
+    if links is None:
+        return None
+
+    async def send(producer: str, units: int, weight: float) -> None:
+        await links[producer].send_async(Done(units, weight))
+
+    return send
 
 
 def _codec(edge: HostedEdge, producer: int, consumer: int) -> Codec:

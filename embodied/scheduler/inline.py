@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigurationError
-from embodied.scheduler.channel import Channel, Fan, InProcessLane, Receiver, Sender
-from embodied.scheduler.flow import Flow
+from embodied.scheduler.channel import Channel
+from embodied.scheduler.flow import Edge, Flow
 from embodied.scheduler.launcher import Launcher, WorkerGroup, run_operation
 from embodied.scheduler.plan import Plan
+from embodied.scheduler.ports import Fan, InProcessLane, Ledger, Receiver, Sender
 from embodied.scheduler.trace import Trace
 from embodied.scheduler.weights import Bucket, store
 from embodied.scheduler.worker import Worker, WorkerContext
@@ -61,30 +62,68 @@ class InlineLauncher(Launcher):
             workers = []
             for rank, device in enumerate(placed.devices):
                 world = len(placed.devices)
-                context = WorkerContext(name, rank, world, device, self._seed, self.trace, self._deadline)
+                context = WorkerContext(
+                    name,
+                    rank,
+                    world,
+                    device,
+                    self._seed,
+                    self.trace,
+                    self._deadline,
+                    granularity=placed.granularity,
+                    slots=placed.slots,
+                )
                 workers.append(stage.worker(context, stage.options))
             self.groups[name] = InlineGroup(name, workers)
         fans: dict[tuple[str, str], list[Fan]] = {}
         for edge in self.flow.edges:
-            producers = [w.name for w in self.groups[edge.source.stage].workers]
-            channels = []
-            for worker in self.groups[edge.target.stage].workers:
-                channel = Channel(
-                    str(edge),
-                    producers,
-                    [worker.name],
-                    edge.target.port.kind,
-                    capacity=edge.capacity,
-                    deadline=self._deadline,
-                    trace=self.trace,
-                )
-                worker.ports[edge.target.port.name] = Receiver(channel, worker.name)
-                channels.append(channel)
-            self._channels += channels
-            for rank, worker in enumerate(self.groups[edge.source.stage].workers):
-                fan = Fan([InProcessLane(c, worker.name) for c in channels], edge.route, rank, len(producers))
-                fans.setdefault((worker.name, edge.source.port.name), []).append(fan)
-                worker.ports[edge.source.port.name] = Sender(fans[worker.name, edge.source.port.name])
+            self._join(edge, fans)
+
+    def _join(self, edge: Edge, fans: dict[tuple[str, str], list[Fan]]) -> None:
+        """Make an edge's channels, one for each consumer; `fans` collects those of every output, by worker and port."""
+        sources, targets = self.groups[edge.source.stage].workers, self.groups[edge.target.stage].workers
+        names = [worker.name for worker in sources]
+        channels = []
+        for worker in targets:
+            channel = Channel(
+                str(edge),
+                names,
+                worker.name,
+                edge.target.port.kind,
+                capacity=edge.room,
+                deadline=self._deadline,
+                trace=self.trace,
+            )
+            worker.ports[edge.target.port.name] = Receiver(channel, worker.context.granularity)
+            channels.append(channel)
+        self._channels += channels
+        ledgers = self._ledgers(edge, names, channels)
+        for rank, worker in enumerate(sources):
+            fan = Fan(
+                [InProcessLane(channel, worker.name) for channel in channels],
+                edge.route,
+                rank,
+                len(sources),
+                granularity=worker.context.granularity,
+                ledger=ledgers.get(worker.name),
+            )
+            fans.setdefault((worker.name, edge.source.port.name), []).append(fan)
+            worker.ports[edge.source.port.name] = Sender(fans[worker.name, edge.source.port.name])
+
+    def _ledgers(self, edge: Edge, producers: list[str], channels: list[Channel]) -> dict[str, Ledger]:
+        """Every producer's, where the edge hands items to whoever is free."""
+        if edge.ahead is None or len(channels) == 1:
+            return {}
+        consumers = [channel.consumer for channel in channels]
+        options = {"ahead": edge.ahead, "deadline": self._deadline, "trace": self.trace}
+        ledgers = {name: Ledger(str(edge), name, consumers, **options) for name in producers}
+        for rank, channel in enumerate(channels):
+
+            async def settle(producer: str, units: int, weight: float, rank: int = rank) -> None:
+                await ledgers[producer].settle(rank, units, weight)
+
+            channel.receipt = settle
+        return ledgers
 
     async def stop(self, error: BaseException | None) -> None:
         """Wake whoever still waits, then close the workers."""
@@ -108,6 +147,9 @@ class InlineLauncher(Launcher):
 
     async def drain(self) -> int:
         """Empty all channels."""
+        for group in self.groups.values():
+            for worker in group.workers:
+                worker.forget_round()
         return sum([len(await channel.drain()) for channel in self._channels])
 
     async def take_times(self) -> dict[tuple[str, str, str], float]:

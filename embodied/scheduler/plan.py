@@ -35,6 +35,8 @@ class StagePlan:
     def __post_init__(self) -> None:
         if not self.devices:
             raise ValueError("a stage needs at least one device")
+        if self.slots < 1 or (self.granularity is not None and self.granularity < 1):
+            raise ValueError(f"slots={self.slots} and granularity={self.granularity} must be at least 1")
         if self.processes is not None and self.processes < 0:
             raise ValueError(f"processes is {self.processes}; it must be at least 0, or null")
 
@@ -72,7 +74,10 @@ class Plan:
         return parse(cls, values, at="plan")
 
     def check(self, flow: Flow) -> None:
-        """Raise ConfigurationError unless this plan places exactly the stages of `flow`."""
+        """Raise ConfigurationError unless this plan places exactly the stages of `flow`, and asks nothing of them that
+        their workers do not follow."""
+        if self.flow != flow.name:
+            raise ConfigurationError(f"the plan is for flow {self.flow!r}, but the flow to run is {flow.name!r}")
         for name in self.stages:
             if name not in flow.stages:
                 raise ConfigurationError(
@@ -81,12 +86,23 @@ class Plan:
         missing = [name for name in flow.stages if name not in self.stages]
         if missing:
             raise ConfigurationError(f"the plan does not place stage(s) {', '.join(missing)} of flow {flow.name!r}")
+        for name, placed in self.stages.items():
+            worker = flow.stages[name].worker
+            asked = {"granularity": placed.granularity is not None, "slots": placed.slots > 1}
+            for field in [field for field, wanted in asked.items() if wanted and field not in worker.follows]:
+                raise ConfigurationError(
+                    f"the plan gives stage {name} {field}={getattr(placed, field)}, but its {worker.__name__} works on "
+                    f"a round as a whole and cannot follow {field}; leave it out of the plan"
+                )
 
 
 def single_device_plan(flow: Flow, device: str, slots: int) -> Plan:
     """Every stage in this process; stages that need an accelerator on `device`, the others on the CPU."""
     stages = {
-        name: StagePlan(devices=(device if stage.needs == ACCELERATOR else "cpu",), slots=slots)
+        name: StagePlan(
+            devices=(device if stage.needs == ACCELERATOR else "cpu",),
+            slots=slots if "slots" in stage.worker.follows else 1,
+        )
         for name, stage in flow.stages.items()
     }
     why = "one device: all workers run as coroutines of one process and share their weights"

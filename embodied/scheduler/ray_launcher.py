@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -22,7 +23,7 @@ import embodied.errors
 from embodied.errors import ConfigurationError, EmbodiedError, WorkerDied, WorkerError
 from embodied.scheduler.cluster import Node, Placed, place
 from embodied.scheduler.flow import Flow
-from embodied.scheduler.host import HostedEdge, HostedWorker, Rendezvous, WorkerHost, describe_failure
+from embodied.scheduler.host import Done, HostedEdge, HostedWorker, Rendezvous, WorkerHost, describe_failure
 from embodied.scheduler.launcher import Launcher, WorkerGroup
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.routing import Route
@@ -177,6 +178,8 @@ class RayLauncher(Launcher):
                     self._seed,
                     self._deadline,
                     spot.cores,
+                    self.plan.stages[name].granularity,
+                    self.plan.stages[name].slots,
                 )
                 options = {
                     "num_cpus": 0,
@@ -240,12 +243,13 @@ class RayLauncher(Launcher):
         edges: list[HostedEdge] = []
         for edge in self.flow.edges:
             ports = (edge.source.port.name, edge.target.port.name)
-            stages = (edge.source.stage, edge.target.stage)
-            edges.append(
-                self._hosted_edge(
-                    len(edges), str(edge), stages, placed, ports, edge.target.port.kind, edge.capacity, edge.route
-                )
-            )
+            stages, kind = (edge.source.stage, edge.target.stage), edge.target.port.kind
+            items = self._hosted_edge(len(edges), str(edge), stages, placed, ports, kind, edge.room, edge.route)
+            edges.append(dataclasses.replace(items, ahead=edge.ahead))
+            if edge.ahead is not None and len(placed[stages[1]]) > 1:
+                name = f"receipts of {edge}"
+                back = self._hosted_edge(len(edges), name, stages[::-1], placed, ports, Done, edge.room, Route.OWNER)
+                edges.append(dataclasses.replace(back, receipts_of=items.number))
         for edge in self.flow.weight_edges:
             self._weight_edges[len(edges)] = (edge.source, edge.target)
             name = f"weights of {edge.source} -> {edge.target}"
@@ -259,7 +263,7 @@ class RayLauncher(Launcher):
         self,
         number: int,
         name: str,
-        stages: tuple[str, str],
+        stages: tuple[str, ...],
         placed: dict[str, list[Placed]],
         ports: tuple[str, str] | None,
         kind: type,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from embodied.scheduler.trace import BUSY, Trace
 
 if TYPE_CHECKING:
-    from embodied.scheduler.channel import Receiver, Sender
+    from embodied.scheduler.ports import Receiver, Sender
 
 
 class Port:
@@ -66,6 +66,7 @@ class WorkerContext:
     device: torch device name of its tensors. seed: the run's seed.
     trace: where its spans go. deadline: seconds any single wait may take.
     ranks: process group of the stage's workers for collectives; None in a run of one process.
+    granularity, slots: of the stage, as the plan has them.
     """
 
     stage: str
@@ -76,6 +77,8 @@ class WorkerContext:
     trace: Trace
     deadline: float
     ranks: Any = None
+    granularity: int | None = None
+    slots: int = 1
 
     @property
     def name(self) -> str:
@@ -87,9 +90,13 @@ class Worker:
     """Base of all workers; subclasses add operations, async or not, that a run calls through their group.
 
     collective: the stage's workers act as one by collectives, so several of them need processes of their own.
+    follows: what the class's code follows of a StagePlan besides devices and residency: "granularity" (it reads
+    batches(), or puts items that offer pieces()), "slots" (it works in context.slots). A plan that asks for more is
+    refused.
     """
 
     collective = False
+    follows: frozenset[str] = frozenset()
 
     def __init__(self, context: WorkerContext, options: Any = None) -> None:
         self.context = context
@@ -138,6 +145,12 @@ class Worker:
     def memory(self) -> int:
         """Bytes of device state that `unload` would free."""
         return 0
+
+    def forget_round(self) -> None:
+        """Drop what an abandoned round has left in the worker's outputs."""
+        for name in ports_of(type(self), Output):
+            if name in self.ports:
+                self.ports[name].forget()
 
     def timed(self, name: str, category: str = BUSY) -> contextlib.AbstractContextManager[None]:
         """Record a span of this worker."""

@@ -24,9 +24,26 @@ def sigterm_as_interrupt() -> Iterator[None]:
         return
     before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        yield
+        with _ctrl_c_has_a_handler():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _ctrl_c_has_a_handler() -> Iterator[None]:
+    """Where Ctrl-C is ignored, keep it away by a mask instead: asyncio puts its orderly handler in place of Python's
+    own only, and that handler is what a SIGTERM calls."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,12 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "embodied.commands.main", *arguments]
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen:
+def ignore_ctrl_c() -> None:
+    """As `nohup` and a shell's `&` do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def start(folder: Path, *overrides: str, before: Callable[[], None] | None = None) -> subprocess.Popen:
     """A run that has written its first checkpoint, in a process group of its own."""
     process = subprocess.Popen(
         command("train", *RECIPE, *overrides, f"run.folder={folder}"),
@@ -28,6 +34,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=before,
     )
     end = time.monotonic() + 200
     while not (folder / "checkpoints" / "step_1").exists():
@@ -54,9 +61,9 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "embodied" in name}
 
 
-def test_sigterm_to_the_whole_group_ends_a_run_in_order(tmp_path):
+def test_sigterm_to_the_whole_group_ends_a_run_in_order_even_in_the_background(tmp_path):
     before = shared_memory()
-    process = start(tmp_path / "run", "env.processes=1")
+    process = start(tmp_path / "run", "env.processes=1", before=ignore_ctrl_c)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     os.killpg(process.pid, signal.SIGTERM)
@@ -92,6 +99,8 @@ def test_sigterm_interrupts_also_where_ctrl_c_is_ignored_and_leaves_its_handler_
     try:
         with pytest.raises(KeyboardInterrupt):
             end_oneself()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         assert was_terminated()
         assert interruption() == "ended by SIGTERM"
     finally:

@@ -43,7 +43,7 @@ class EnvWorker(Worker):
     """Owns a VectorEnv. It works in the slots of its plan, and hands its trajectory on in pieces of the plan's
     granularity, in environments."""
 
-    follows = frozenset({"granularity", "slots"})
+    follows = frozenset({"granularity", "slots", "processes"})
 
     questions = Output(Question)
     decisions = Input(Decision)

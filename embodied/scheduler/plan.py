@@ -88,7 +88,11 @@ class Plan:
             raise ConfigurationError(f"the plan does not place stage(s) {', '.join(missing)} of flow {flow.name!r}")
         for name, placed in self.stages.items():
             worker = flow.stages[name].worker
-            asked = {"granularity": placed.granularity is not None, "slots": placed.slots > 1}
+            asked = {
+                "granularity": placed.granularity is not None,
+                "slots": placed.slots > 1,
+                "processes": placed.processes is not None,
+            }
             for field in [field for field, wanted in asked.items() if wanted and field not in worker.follows]:
                 raise ConfigurationError(
                     f"the plan gives stage {name} {field}={getattr(placed, field)}, but its {worker.__name__} works on "

@@ -91,8 +91,8 @@ class Worker:
 
     collective: the stage's workers act as one by collectives, so several of them need processes of their own.
     follows: what the class's code follows of a StagePlan besides devices and residency: "granularity" (it reads
-    batches(), or puts items that offer pieces()), "slots" (it works in context.slots). A plan that asks for more is
-    refused.
+    batches(), or puts items that offer pieces()), "slots" (it works in context.slots), "processes" (of its own). A
+    plan that asks for more is refused.
     """
 
     collective = False

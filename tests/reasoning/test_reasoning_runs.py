@@ -1,0 +1,209 @@
+"""Whole small runs of the reasoning flow in one process: what they leave, how they resume, what each option does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from embodied.errors import ConfigurationError
+from reasoning.training.recipe import load_run_recipe
+from tests.reasoning.small_runs import metrics_of, run_small, save_small_model, small_recipe, weights_of
+
+PPO = {"advantage": "gae", "kl_coefficient": 0.01, "kl_in": "reward", "kl": "k1"}
+PARTIAL = {"max_staleness": 1, "old_logprobs": "learner", "engine_correction": "truncate"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_small_model(tmp_path_factory.mktemp("model"))
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def without_times(metrics):
+    return [{k: v for k, v in m.items() if not k.startswith("time/") and "per_second" not in k} for m in metrics]
+
+
+def test_a_run_learns_and_leaves_everything_behind(model, tmp_path):
+    outcome = run_small(small_recipe(model, goal={"responses": 160}, evaluation={"every": 5}), tmp_path / "run")
+    assert outcome.status == "limit"
+    folder = outcome.folder
+    for path in (folder.config, folder.plan, folder.metrics, folder.trace, folder.log, folder.result):
+        assert path.stat().st_size > 0
+    assert (folder.path / "evaluation" / "index.html").is_file()
+    metrics = metrics_of(folder.path)
+    assert len(metrics) == 11
+    rewards = [m["reward/mean"] for m in metrics[1:]]
+    assert sum(rewards[-3:]) > sum(rewards[:3])
+    for m in metrics[1:]:
+        # generation and learning see the same distribution, and nothing is older than the weights that learn
+        assert m["policy/logprob_gap_max"] < 1e-4
+        assert m["rollout/staleness_max"] == 0
+        assert m["learner/steps"] == 2
+    before, after = json.loads(folder.result.read_text())["before"], outcome.result["after"]
+    assert {"eval/accuracy", "eval/accuracy_low", "eval/truncated"} <= before.keys() & after.keys()
+    assert load_run_recipe(folder.path).as_dict() == small_recipe(
+        model, goal={"responses": 160}, evaluation={"every": 5}
+    ).as_dict() | {"name": "small"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"algorithm": PPO},
+        pytest.param({"algorithm": PARTIAL, "rollout": {"extra_prompts": 2, "slots": 4}}, marks=pytest.mark.slow),
+    ],
+    ids=["grpo", "ppo with critic and reference", "responses that go on after an update"],
+)
+def test_a_resumed_run_has_the_same_bits_as_one_that_never_stopped(model, tmp_path, changes):
+    recipe = small_recipe(model, goal={"responses": 64}, **changes)
+    whole = run_small(recipe, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "stopped" / "checkpoints" / f"step_{step}", ignore_errors=True)
+    resumed = run_small(load_run_recipe(tmp_path / "stopped"), tmp_path / "stopped", resume=True)
+    assert same(weights_of(whole), weights_of(resumed))
+    assert without_times(metrics_of(tmp_path / "whole")) == without_times(metrics_of(tmp_path / "stopped"))
+
+
+@pytest.mark.slow
+def test_ppo_has_stages_for_values_and_reference_and_the_critic_learns(model, tmp_path):
+    recipe = small_recipe(model, algorithm=PPO, critic={"learner": {"lr": 1e-2}}, goal={"responses": 128})
+    outcome = run_small(recipe, tmp_path / "run")
+    metrics = metrics_of(tmp_path / "run")[1:]
+    assert list(json.loads(outcome.folder.plan.read_text())["stages"]) == [
+        "prompts",
+        "generate",
+        "reward",
+        "reference",
+        "critic",
+        "learner",
+    ]
+    assert metrics[0]["value/mean"] == pytest.approx(0.0, abs=0.2)  # within the first pass it has only begun to learn
+    assert metrics[-1]["value/loss"] < metrics[0]["value/loss"]
+    assert metrics[0]["policy/reference_kl"] == pytest.approx(0.0, abs=1e-5)  # both are the same model at first
+    assert metrics[-1]["policy/reference_kl"] != 0
+    assert (metrics[0]["critic/steps"], metrics[0]["learner/steps"]) == (1, 2)
+
+
+@pytest.mark.slow
+def test_critic_warmup_leaves_the_model_alone(model, tmp_path):
+    recipe = small_recipe(model, algorithm=PPO | {"critic_warmup": 1}, goal={"responses": 32})
+    run_small(recipe, tmp_path / "run")
+    first, second = metrics_of(tmp_path / "run")[1:]
+    assert "learner/steps" not in first
+    assert first["critic/steps"] == 1
+    assert second["learner/steps"] == 2
+
+
+@pytest.mark.slow
+def test_micro_batches_and_packing_change_no_value(model, tmp_path):
+    found = {}
+    layouts = {"one": {}, "small": {"micro_tokens": 40}, "packed": {"rows": "packed", "row_tokens": 48}}
+    for name, layout in layouts.items():
+        recipe = small_recipe(model, layout=layout, goal={"responses": 16}, learner={"global_batch": None})
+        found[name] = weights_of(run_small(recipe, tmp_path / name))
+    for name in ("small", "packed"):
+        for key, value in found["one"].items():
+            torch.testing.assert_close(found[name][key], value, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_dynamic_sampling_asks_until_enough_groups_have_scores_that_differ(model, tmp_path):
+    # few responses of this model contain a digit, so many groups are all wrong
+    reward = {"terms": [{"kind": "tests.reasoning.small_runs:has_a_digit"}], "processes": 1}
+    recipe = small_recipe(
+        model, reward=reward, algorithm={"uniform_groups": "resample"}, rollout={"prompts": 3, "max_waves": 8}
+    )
+    run_small(recipe, tmp_path / "run")
+    metrics = metrics_of(tmp_path / "run")[1:]
+    assert max(m["rollout/waves"] for m in metrics) > 1
+    for m in metrics:
+        assert m["rollout/asked"] > 3
+        # whatever is learnt from was chosen because it differs
+        assert m["group/informative_fraction"] == 1
+    plain = small_recipe(model, reward=reward)
+    run_small(plain, tmp_path / "plain")
+    assert metrics_of(tmp_path / "plain")[1]["group/informative_fraction"] < 1
+
+
+@pytest.mark.slow
+def test_responses_go_on_after_an_update_and_say_which_weights_drew_them(model, tmp_path):
+    recipe = small_recipe(model, algorithm=PARTIAL, rollout={"extra_prompts": 2, "slots": 4}, goal={"responses": 64})
+    run_small(recipe, tmp_path / "run")
+    metrics = metrics_of(tmp_path / "run")[1:]
+    assert any(m["rollout/carried"] > 0 for m in metrics)
+    assert max(m["rollout/staleness_max"] for m in metrics) == 1
+    assert any(m["policy/behaviour_weight_max"] > 1 for m in metrics[1:])
+
+
+@pytest.mark.slow
+def test_a_rollout_may_be_drawn_while_the_one_before_is_learnt_from(model, tmp_path):
+    recipe = small_recipe(
+        model, algorithm=PARTIAL, goal={"responses": 64}, evaluation={"every": 4}, checkpoint={"every": 4}
+    )
+    run_small(recipe, tmp_path / "run")
+    assert max(m["rollout/staleness_max"] for m in metrics_of(tmp_path / "run")[1:]) == 1
+
+
+def test_what_could_not_be_graded_is_counted_said_and_left_out(model, tmp_path):
+    reward = {"terms": [{"kind": "tests.reasoning.small_runs:sometimes_fails"}], "processes": 1}
+    run_small(small_recipe(model, reward=reward), tmp_path / "run")
+    metrics = metrics_of(tmp_path / "run")[1:]
+    assert 0 < sum(m["reward/error"] for m in metrics) < len(metrics)
+    for m in metrics:
+        assert m["rollout/excluded"] == pytest.approx(m["reward/error"]) == pytest.approx(m["reward/excluded"])
+    assert "Not graded" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_evaluation_does_not_depend_on_how_many_are_generated_at_once(model, tmp_path):
+    found = []
+    for slots in (1, 7):
+        evaluation = {"attempts": 4, "sampling": {"max_new_tokens": 6}, "every": 1}
+        recipe = small_recipe(model, rollout={"slots": slots}, evaluation=evaluation, goal={"responses": 1})
+        run_small(recipe, tmp_path / str(slots))
+        found.append(json.loads((tmp_path / str(slots) / "result.json").read_text())["before"])
+    assert found[0] == found[1]
+    assert "eval/pass_at_4" in found[0]
+    assert "eval/majority_at_4" in found[0]
+
+
+def test_training_and_held_out_problems_never_meet(model):
+    from reasoning.training.problems import gather
+
+    sets = gather(small_recipe(model, evaluation={"size": 50}, problems={"size": 400}))
+    known = {problem.key for problem in sets.training}
+    assert len(sets.held_out) == 50
+    assert not known & {problem.key for problem in sets.held_out}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learner": {"micro_batch": 4}}, "layout.micro_tokens"),
+        ({"learner": {"global_batch": 17}}, "more than the 16 responses"),
+        ({"rollout": {"extra_prompts": 2}}, "max_staleness"),
+        ({"rollout": {"sampling": {"top_p": 0.9}}}, "no importance ratio"),
+        ({"evaluation": {"every": 0}, "goal": {"at_least": 0.5}}, "evaluation.every=0"),
+        ({"reward": {"terms": [{"kind": "math"}, {"kind": "overlong", "options": {"limit": 9, "buffer": 2}}]}}, "=6"),
+        ({"modle": {}}, "Did you mean 'model'"),
+        ({"seed": -1}, "seed"),
+        ({"cluster": {"device": "cuda:9"}}, "cuda:9"),
+    ],
+)
+def test_impossible_recipes_are_refused_before_anything_starts(model, changes, words):
+    with pytest.raises(ConfigurationError, match=words):
+        small_recipe(model, **changes)
+
+
+def test_a_stage_that_the_recipe_lacks_cannot_be_placed(model, tmp_path):
+    recipe = small_recipe(model, cluster={"workers": {"critic": 2}})
+    with pytest.raises(ConfigurationError, match="critic"):
+        run_small(recipe, tmp_path / "run")

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from embodied.interaction.deciding import decide, row_blocks
 from embodied.interaction.messages import Decision, Question, Rollout
 from embodied.learner.residency import Parking, resident_bytes
-from embodied.random import RowNoise, derive_seed
+from embodied.random import derive_seed
 from embodied.scheduler import Input, Output, Worker, WorkerContext
 from embodied.scheduler.trace import LOAD
 from envs.api import Observation
 from policies import registry
-from policies.api import PolicyConfig, PolicyOutput
+from policies.api import PolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,30 +106,22 @@ class PolicyWorker(Worker):
         if not question.decide:
             value = self._values(question.observation) if self.policy.spec.values else None
             return Decision(None, None, value, final_values, self.version)
-        outputs, inputs, count = [], [], len(question.streams)
-        for rows in self._blocks(count):
-            prepared = self.policy.prepare(question.observation.select(rows)).to(self.context.device)
-            streams, steps = question.streams[rows.numpy()], question.steps[rows.numpy()]
-            noise = RowNoise(seed, streams, steps, self.context.device)
-            outputs.append(self.policy.act(prepared, rollout.sampling, noise))
-            inputs.append(prepared)
-        output = PolicyOutput(
-            actions=torch.cat([o.actions for o in outputs])[:count].cpu(),
-            tokens=torch.cat([o.tokens for o in outputs])[:count].cpu(),
-            logprobs=torch.cat([o.logprobs for o in outputs])[:count].cpu(),
-            value=None if outputs[0].value is None else torch.cat([o.value for o in outputs])[:count].cpu(),
+        output, inputs = decide(
+            self.policy,
+            question.observation,
+            question.streams,
+            question.steps,
+            rollout.sampling,
+            seed=seed,
+            forward_rows=self.options.forward_rows,
+            device=self.context.device,
         )
-        return Decision(output, torch.cat(inputs)[:count].cpu(), output.value, final_values, self.version)
+        return Decision(output, inputs, output.value, final_values, self.version)
 
     def _values(self, observation: Observation) -> torch.Tensor:
         count = len(observation)
         values = [
             self.policy.value(self.policy.prepare(observation.select(rows)).to(self.context.device))
-            for rows in self._blocks(count)
+            for rows in row_blocks(count, self.options.forward_rows)
         ]
         return torch.cat(values)[:count].cpu()
-
-    def _blocks(self, count: int) -> list[torch.Tensor]:
-        """Row numbers of each forward pass; the last row is repeated where rows run out."""
-        size = self.options.forward_rows or count
-        return [torch.arange(begin, begin + size).clamp(max=count - 1) for begin in range(0, count, size)]

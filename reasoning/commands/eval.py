@@ -24,13 +24,14 @@ def add_parser(subparsers: Any) -> None:
         "eval",
         "evaluate a model on problems",
         [
+            "reasoning eval runs/math_grpo_tiny/latest --attempts 8 --temperature 1",
             "reasoning eval my_model family:arithmetic --size 200 --format template",
             "reasoning eval Qwen/Qwen2.5-1.5B-Instruct test.jsonl --attempts 8 --temperature 0.6 --top-p 0.95",
             "reasoning eval Qwen/Qwen2.5-1.5B-Instruct --protocol gsm8k",
             "reasoning eval my_model aime.parquet --protocol aime24 --attempts 8",
         ],
     )
-    parser.add_argument("model", help="a model's folder, or a hub id")
+    parser.add_argument("model", help="a model's folder, a hub id, or a run folder: its newest model")
     add_data_arguments(parser, data_required=False)
     parser.add_argument("--protocol", help="a named one: aime24, aime25, math500, gpqa_diamond, gsm8k")
     parser.add_argument("--reward", help="math, numeric, exact, multiple_choice, reasoning_gym or module:function")
@@ -63,44 +64,50 @@ def run(args: argparse.Namespace) -> int:
     from reasoning.generation.native import NativeEngine
     from reasoning.models.loading import end_tokens, load_model, load_tokenizer, without_progress_bars
     from reasoning.problems import load_problems
-    from reasoning.prompts import PromptConfig, Prompter
+    from reasoning.prompts import Prompter
     from reasoning.rewards.reward import RewardConfig, RewardFunction, TermConfig
 
     without_progress_bars()
     protocol = _protocol(args.protocol)
-    if args.data is None and protocol is None:
+    trained = _of_run(args)
+    source = trained.model if trained else args.model
+    if args.data is None and protocol is None and trained is None:
         raise RefusedInput("name the problems (a file, a folder, hub:OWNER/NAME or family:NAME), or a --protocol")
-    evaluation = parse(EvaluationConfig, _evaluation_values(args, protocol))
-    data = _data(args, protocol)
-    loaded = load_problems(data)
-    tokenizer = load_tokenizer(args.model)
-    chat = args.format == "chat" or (args.format is None and getattr(tokenizer, "chat_template", None))
-    instruction = args.instruction if args.instruction is not None else (protocol.instruction if protocol else "")
-    prompt = {"format": "chat" if chat else "template", "template": args.template, "instruction": instruction}
-    prompter = Prompter(tokenizer, parse(PromptConfig, {**prompt, "system": args.system}))
+    defaults = protocol.evaluation if protocol else trained.evaluation if trained else EvaluationConfig()
+    evaluation = parse(EvaluationConfig, _evaluation_values(args, dataclasses.asdict(defaults)))
+    tokenizer = load_tokenizer(source)
+    prompt = trained.prompt if trained and not protocol else _prompt(args, protocol, tokenizer)
+    prompter = Prompter(tokenizer, prompt)
+    if trained and args.data is None and protocol is None:
+        problems, said, data = list(trained.held_out), f"{len(trained.held_out)} held-out problems of the run", {}
+    else:
+        data_options = _data(args, protocol)
+        loaded = load_problems(data_options)
+        problems, said, data = loaded.problems, loaded.summary(), dataclasses.asdict(data_options)
     device = _device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
-    model = load_model(args.model, dtype=dtype, device=device)
-    longest = max(len(prompter.tokens(problem)) for problem in loaded.problems)
+    model = load_model(source, dtype=dtype, device=device)
+    longest = max(len(prompter.tokens(problem)) for problem in problems)
     engine = NativeEngine(
         model,
         eos=end_tokens(model, tokenizer),
         tokenizer=tokenizer,
-        slots=min(args.slots, len(loaded.problems) * evaluation.attempts),
+        slots=min(args.slots, len(problems) * evaluation.attempts),
         capacity=longest + evaluation.sampling.max_new_tokens,
     )
-    kind = args.reward or (protocol.reward if protocol else "math")
-    options = RewardConfig(terms=(TermConfig(kind=kind),), processes=args.processes, ungraded="worst")
+    kind = args.reward or (protocol.reward if protocol else "" if trained else "math")
+    terms = (TermConfig(kind=kind),) if kind or trained is None else trained.terms
+    options = RewardConfig(terms=terms, processes=args.processes, ungraded="worst")
     with RewardFunction(options) as reward:
-        print(loaded.summary(), file=sys.stderr)
-        results = asyncio.run(evaluate(engine, prompter, loaded.problems, reward, evaluation, _progress))
+        print(said, file=sys.stderr)
+        results = asyncio.run(evaluate(engine, prompter, problems, reward, evaluation, _progress))
     described = {
-        "model": args.model,
+        "model": source,
         "protocol": args.protocol or "",
-        "data": dataclasses.asdict(data),
+        "data": data or said,
         "prompt": dataclasses.asdict(prompter.options),
         "evaluation": dataclasses.asdict(evaluation),
-        "reward": kind,
+        "reward": terms[0].kind,
         "dtype": str(dtype).removeprefix("torch."),
         "device": device,
         "versions": {name: version(name) for name in _PACKAGES},
@@ -128,11 +135,53 @@ def _protocol(name: str | None) -> Any:
     return PROTOCOLS[name]
 
 
-def _evaluation_values(args: argparse.Namespace, protocol: Any) -> dict[str, Any]:
-    """The protocol's settings, or the defaults, changed by what was typed."""
-    from reasoning.evaluation.run import EvaluationConfig
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """What a training run evaluates, and how: the folder of its newest model, and its recipe's settings."""
 
-    values = dataclasses.asdict(protocol.evaluation if protocol else EvaluationConfig())
+    model: str
+    held_out: tuple[Any, ...]
+    prompt: Any
+    terms: tuple[Any, ...]
+    evaluation: Any
+
+
+def _of_run(args: argparse.Namespace) -> _Trained | None:
+    """The run that `model` is the folder of, if it is one."""
+    folder = Path(args.model)
+    if not (folder / "config.yaml").is_file():
+        return None
+    from embodied.runs.checkpoint import CheckpointStore
+    from reasoning.evaluation.run import EvaluationConfig
+    from reasoning.training.given import check
+    from reasoning.training.problems import gather
+    from reasoning.training.recipe import load_run_recipe
+
+    recipe = load_run_recipe(folder)
+    newest = CheckpointStore(folder / "checkpoints", keep=1).latest()
+    if newest is None:
+        raise RefusedInput(f"{folder} has no complete checkpoint to evaluate yet")
+    if args.data is None and args.protocol is None:
+        check(folder)  # its held-out problems may be its own
+    held_out = gather(recipe).held_out if args.data is None and args.protocol is None else ()
+    options = recipe.evaluation
+    evaluation = EvaluationConfig(attempts=options.attempts, sampling=options.sampling, seed=options.seed)
+    return _Trained(str(newest.folder / "policy"), held_out, recipe.prompt, recipe.reward.terms, evaluation)
+
+
+def _prompt(args: argparse.Namespace, protocol: Any, tokenizer: Any) -> Any:
+    """How problems are rendered, from what was typed and the protocol."""
+    from embodied.config import parse
+    from reasoning.prompts import PromptConfig
+
+    chat = args.format == "chat" or (args.format is None and getattr(tokenizer, "chat_template", None))
+    instruction = args.instruction if args.instruction is not None else (protocol.instruction if protocol else "")
+    values = {"format": "chat" if chat else "template", "template": args.template, "instruction": instruction}
+    return parse(PromptConfig, {**values, "system": args.system})
+
+
+def _evaluation_values(args: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
+    """The protocol's settings, the run's or the defaults, changed by what was typed."""
     sampling = values["sampling"]
     if args.temperature is not None:
         sampling |= {"decode": "sample", "temperature": args.temperature}

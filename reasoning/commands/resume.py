@@ -27,10 +27,12 @@ def run(args: argparse.Namespace) -> int:
     from embodied.runs.checkpoint import CheckpointStore
     from embodied.runs.folder import RunFolder
     from reasoning.commands.train import carry_out
+    from reasoning.training.given import check
     from reasoning.training.recipe import load_run_recipe
 
     folder = RunFolder(args.run.resolve())
     recipe = load_run_recipe(folder.path)
+    check(folder.path)
     if CheckpointStore(folder.checkpoints, keep=1).latest() is None:
         raise RefusedInput(
             f"{args.run} has no complete checkpoint to go on from; start again: reasoning train {recipe.name}"

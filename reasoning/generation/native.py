@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,6 +67,7 @@ class NativeEngine(Engine):
         dtype: of weights, activations and cache; the model's own by default.
         device: the model's own by default.
         version: of the first weights.
+        timed: what every step of the model runs in, for whoever records times.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class NativeEngine(Engine):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         version: int = 0,
+        timed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.version = version
+        self._timed = timed
         self._decoder = Decoder(
             model,
             dtype=dtype or model.dtype,
@@ -165,9 +170,10 @@ class NativeEngine(Engine):
             changed = self._changed
             await changed.wait()
             return
-        self._admit()
-        if self._rows:
-            self._step()
+        with self._timed():
+            self._admit()
+            if self._rows:
+                self._step()
         await asyncio.sleep(0)
 
     def _check(self, requests: list[Request]) -> None:

@@ -82,6 +82,7 @@ class GenerateWorker(Worker):
                 dtype=_DTYPES[options.dtype],
                 device=device,
                 version=-1,
+                timed=lambda: self.timed("generate"),
             )
             # where new weights arrive, before the engine lays them out its own way
             self._weights: dict[str, torch.Tensor] = model.state_dict()

@@ -32,7 +32,7 @@ def film_before_and_after(outcome: Outcome, recipe: Recipe, say: Any) -> None:
             seed = derive_seed(recipe.seed, "policy")
             untrained = policy_registry.build(recipe.policy, policy_registry.interface_of(env.spec), seed=seed)
             trained = policy_registry.load(Path(result["checkpoint"]) / "policy")
-            options = {"fps": recipe.record.fps, "device": recipe.device()}
+            options = {"fps": recipe.record.fps, "device": recipe.device(), "seed": recipe.seed}
             before = film(untrained, env, recipe.evaluation, folder.videos, "before", **options)
             after = film(trained, env, recipe.evaluation, folder.videos, "after", **options)
     except SimulatorError as error:

@@ -6,7 +6,6 @@ dataset is the same however many environments played at once, and a stopped reco
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 from pathlib import Path
@@ -16,17 +15,17 @@ import numpy as np
 import torch
 
 from embodied.config import config
-from embodied.datasets import DatasetWriter, Episode, FolderDataset
+from embodied.datasets import DatasetWriter, FolderDataset
 from embodied.errors import RefusedInput, SimulatorError
+from embodied.interaction.episode_builder import EpisodeBuilder
 from embodied.interaction.experts import expert_kind, make_expert_env, plain_spec, split_advice
-from embodied.interaction.recording import recording_env
+from embodied.interaction.recording import FPS_WITHOUT_RATE, recording_env
 from embodied.random import RowNoise, derive_seed
 from embodied.runs.progress import RunProgress
 from envs.api import Assignments, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
 from envs.video import Overlay, VideoRecorder
 
 _SEED_BITS = 31
-_FPS_WITHOUT_RATE = 20.0
 
 
 @config
@@ -66,35 +65,12 @@ def assignment_of(attempt: int, seed: int, spec: EnvSpec) -> tuple[int, int, int
     return attempt % spec.tasks, -1, derive_seed(seed, "demonstrate", attempt) & ((1 << _SEED_BITS) - 1)
 
 
-class _Attempt:
+class _Attempt(EpisodeBuilder):
     """An attempt under way in one environment."""
 
     def __init__(self, number: int, assignment: tuple[int, int, int]) -> None:
+        super().__init__()
         self.number, self.assignment = number, assignment
-        self.steps = 0
-        self._rows: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
-        self._instruction = ""
-
-    def see(self, observation: Observation, row: int, action: torch.Tensor, label: torch.Tensor) -> None:
-        """What was shown, and what is done about it."""
-        self._instruction = observation.instruction[row]
-        shown = {"state": observation.state, "images": observation.images, "privileged": observation.privileged}
-        for name, tensor in shown.items():
-            if tensor is not None:
-                self._rows[name].append(tensor[row].cpu().clone())
-        self._rows["actions"].append(action)
-        self._rows["labels"].append(label)
-
-    def feel(self, result: StepResult, row: int) -> None:
-        """What came of it."""
-        self.steps += 1
-        self._rows["rewards"].append(result.reward[row, 0].clone())
-        self._rows["success"].append(result.success[row, 0].clone())
-
-    def episode(self) -> Episode:
-        """All of it."""
-        tensors: dict[str, Any] = {name: torch.stack(rows) for name, rows in self._rows.items()}
-        return Episode(**tensors, instruction=self._instruction, assignment=self.assignment)
 
 
 class _Recording:
@@ -183,7 +159,7 @@ class _Recording:
         result = self.env.step(actions[:, None])
         for row, attempt in enumerate(self._playing):
             if attempt is not None and not bool(result.failed[row]):
-                attempt.feel(result, row)
+                attempt.feel(result.reward[row, 0], result.success[row, 0])
         return result
 
     def _disturbed(self, advice: torch.Tensor) -> torch.Tensor:
@@ -200,7 +176,7 @@ class _Recording:
             self._playing[row] = _Attempt(attempt.number, attempt.assignment)
             return
         self._playing[row] = None
-        episode = attempt.episode()
+        episode = attempt.episode(attempt.assignment)
         if episode.succeeded or self.options.keep == "all":
             self.writer.add(attempt.number, episode)
         else:
@@ -227,7 +203,7 @@ def record(
             "keep": options.keep,
             "seed": options.seed,
         }
-        with DatasetWriter(folder, spec, spec.control_hz or _FPS_WITHOUT_RATE, origin) as writer:
+        with DatasetWriter(folder, spec, spec.control_hz or FPS_WITHOUT_RATE, origin) as writer:
             if writer.kept >= options.episodes:
                 return Recorded(folder, writer.kept, len(writer.entries), ())
             if writer.kept:

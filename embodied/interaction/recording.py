@@ -1,20 +1,24 @@
-"""Filming a policy: a few fixed episodes, one picture a control step, tiled into one video."""
+"""What a saved policy does, kept: films of evaluation episodes, and the episodes themselves as a dataset."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from embodied.interaction.assignments import evaluation_assignments
+from embodied.datasets import DatasetWriter
+from embodied.interaction.episode_builder import EpisodeBuilder
+from embodied.interaction.playback import PlayedStep, play, playback_env
 from embodied.interaction.recipe import EvaluationConfig
-from embodied.random import RowNoise, derive_seed
-from envs import registry
 from envs.api import EnvConfig, VectorEnv
 from envs.video import Overlay, VideoRecorder
 from policies.api import Policy
+
+FPS_WITHOUT_RATE = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +30,19 @@ class Recording:
     episodes: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Film:
+    """One episode's video, and whether the episode succeeded when it was played for it."""
+
+    path: Path
+    success: bool
+
+
 def recording_env(env: EnvConfig, episodes: int) -> VectorEnv:
     """`episodes` environments that can be filmed, side by side; each plays one episode."""
-    plain = dataclasses.replace(env, num_envs=episodes, slots=1, auto_reset="disabled", processes=None)
-    return registry.make(registry.with_rendering(plain))
+    return playback_env(env, episodes, pictures=True)
 
 
-@torch.no_grad()
 def film(
     policy: Policy,
     env: VectorEnv,
@@ -42,50 +52,82 @@ def film(
     *,
     fps: int,
     device: str,
+    seed: int = 0,
 ) -> Recording:
-    """Film `policy` in the first evaluation episodes, one an environment; chunks are executed action by action, so that
-    every step is shown."""
-    policy.to(device).eval()
-    count = env.num_envs
-    observation = env.reset(evaluation_assignments(options.seed, count, env.spec))
-    running = np.ones(count, dtype=bool)
-    success = np.zeros(count, dtype=bool)
-    seed = derive_seed(options.seed, "film")
-    step = decision = 0
+    """Film `policy` in the first evaluation episodes, one an environment, tiled into one video; chunks are executed
+    action by action, so that every step is shown."""
+    count, successes, path = env.num_envs, 0, None
     with VideoRecorder(folder, fps=fps, tile=count) as recorder:
-        path = None
-        while running.any():
-            inputs = policy.prepare(observation).to(device)
-            noise = RowNoise(seed, np.arange(count), np.full(count, decision), device)
-            output = policy.act(inputs, options.sampling, noise)
-            decision += 1
-            for index in range(output.actions.shape[1]):
-                if not running.any():
-                    break
-                frames = env.render(np.flatnonzero(running).tolist())
-                actions = output.actions[:, index : index + 1].cpu()
-                result = env.step(actions)
-                success |= result.success[:, 0].numpy() & running
-                for row, frame in zip(np.flatnonzero(running).tolist(), frames, strict=True):
-                    overlay = Overlay(
-                        instruction=observation.instruction[row],
-                        step=step,
-                        reward=float(result.reward[row, 0]),
-                        success=_outcome(bool(success[row]), bool(result.ended[row])) if env.spec.has_success else None,
-                        action=actions[row, 0].tolist(),
-                        value=None if output.value is None else float(output.value[row, 0]),
-                    )
-                    recorder.add(row, frame, overlay)
-                ended = result.ended.numpy() & running
-                for row in np.flatnonzero(ended).tolist():
-                    path = recorder.end_episode(row, bool(success[row]) if env.spec.has_success else None, name) or path
-                running &= ~ended
-                observation = result.observation
-                step += 1
+        for step in play(policy, env, options, range(count), device=device, pictures=True, seed=seed):
+            recorder.add(step.row, step.picture, overlay_of(step, env.spec.has_success))
+            if step.ended:
+                successes += step.succeeded
+                outcome = step.succeeded if env.spec.has_success else None
+                path = recorder.end_episode(step.row, outcome, name) or path
     assert path is not None, "every episode ended, so the grid is complete"
-    return Recording(path, int(success.sum()), count)
+    return Recording(path, successes, count)
 
 
-def _outcome(success: bool, ended: bool) -> bool | None:
-    """Success once it has happened, failure only when the episode is over without it."""
-    return True if success else (False if ended else None)
+def film_episodes(
+    policy: Policy,
+    env: VectorEnv,
+    options: EvaluationConfig,
+    episodes: Sequence[int],
+    folder: Path,
+    *,
+    fps: int,
+    device: str,
+    seed: int = 0,
+) -> dict[int, Film]:
+    """A video of each of `episodes` (numbers within the evaluation) in `folder`."""
+    films: dict[int, Film] = {}
+    with VideoRecorder(folder, fps=fps) as recorder:
+        for step in play(policy, env, options, episodes, device=device, pictures=True, seed=seed):
+            recorder.add(step.row, step.picture, overlay_of(step, env.spec.has_success))
+            if step.ended:
+                outcome = step.succeeded if env.spec.has_success else None
+                path = recorder.end_episode(step.row, outcome, f"episode_{step.episode:04d}")
+                assert path is not None, "every episode is kept"
+                films[step.episode] = Film(path, step.succeeded)
+    return films
+
+
+def overlay_of(step: PlayedStep, has_success: bool) -> Overlay:
+    """What to write around the step's picture: success once it has happened, failure when the episode is over."""
+    known = has_success and (step.succeeded or step.ended)
+    return Overlay(
+        instruction=step.observation.instruction[0],
+        step=step.step,
+        reward=step.reward,
+        success=step.succeeded if known else None,
+        action=step.action.tolist(),
+        value=step.value,
+    )
+
+
+def record_episodes(
+    policy: Policy,
+    env: VectorEnv,
+    options: EvaluationConfig,
+    folder: Path,
+    *,
+    keep: Literal["successes", "all"],
+    origin: dict[str, Any],
+    device: str,
+    seed: int = 0,
+) -> int:
+    """Record the evaluation's episodes as a dataset in `folder`, or go on with one begun alike; returns how many it
+    keeps. Raises RefusedInput for a folder that holds something else."""
+    spec = env.spec
+    with DatasetWriter(folder, spec, spec.control_hz or FPS_WITHOUT_RATE, origin) as writer:
+        done = {entry.attempt for entry in writer.entries}
+        running: dict[int, EpisodeBuilder] = collections.defaultdict(EpisodeBuilder)
+        wanted = [episode for episode in range(options.episodes) if episode not in done]
+        for step in play(policy, env, options, wanted, device=device, pictures=False, seed=seed):
+            building = running[step.episode]
+            building.see(step.observation, 0, step.action, step.action)
+            building.feel(torch.tensor(step.reward), torch.tensor(step.success))
+            if step.ended:
+                episode = running.pop(step.episode).episode(step.assignment)
+                (writer.add if keep == "all" or episode.succeeded else writer.reject)(step.episode, episode)
+        return writer.kept

@@ -78,7 +78,8 @@ class Bytes:
 class Timing:
     """What one size took, a value an iteration. env, policy: seconds of a decision round. learner: of an update.
 
-    acting, learning: seconds of an iteration that the trace of policy and learner shows. switch: seconds to unload and
+    acting, learning: seconds of an iteration that the trace of policy and learner shows. starting: seconds to start all
+    workers. switch: seconds to unload and
     load policy and learner again, and the bytes that moved; None on CPUs."""
 
     setting: Setting
@@ -87,6 +88,7 @@ class Timing:
     learner: list[float]
     acting: list[float]
     learning: list[float]
+    starting: float = 0.0
     memory: Bytes | None = None
     switch: tuple[float, int] | None = None
 
@@ -96,7 +98,11 @@ def profile_path(recipe: Recipe) -> Path:
     return cache.cached_profile_path(recipe.name, _costs(recipe), _PACKAGES)
 
 
-_PACKAGES = tuple(Path(package.__file__ or "").parent for package in (embodied, envs, policies))
+# the code that stages run; what only commands and reports need changes no cost
+_PACKAGES = (
+    *(Path(embodied.__file__).parent / name for name in ("algorithms", "interaction", "learner", "scheduler")),
+    *(Path(package.__file__ or "").parent for package in (envs, policies)),
+)
 
 
 def _costs(recipe: Recipe) -> dict[str, Any]:
@@ -182,8 +188,10 @@ async def _measure(recipe: Recipe, setting: Setting, repeats: int, alarms: Path)
     device = recipe.device()
     plan = single_device_plan(flow, device, slots=1)
     timing = Timing(setting, [], [], [], [], [])
+    starting = time.perf_counter()
     memory = _MemoryWatch(device)
     async with InlineLauncher(flow, plan, seed=recipe.seed, deadline=recipe.cluster.deadline_seconds) as system:
+        timing = dataclasses.replace(timing, starting=time.perf_counter() - starting)
         env, policy, learner = (system.group(name) for name in ("env", "policy", "learner"))
         await system.sync_weights(0)
         for iteration in range(repeats + 1):
@@ -343,6 +351,7 @@ def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
         assumptions=_assumptions(on_gpu),
         unit="environment steps",
         amount=float(recipe.steps_per_iteration),
+        start_seconds=max(t.starting for t in timings),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from embodied.commands.main import main
 
-VERBS = ("train", "resume", "eval", "record", "demos", "sft", "report", "recipes", "assets", "doctor")
+VERBS = ("train", "resume", "eval", "record", "demos", "sft", "plan", "profile", "report", "recipes", "assets", "doctor")
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess:

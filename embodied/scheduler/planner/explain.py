@@ -8,6 +8,7 @@ from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.bounds import estimate, stage_seconds
 from embodied.scheduler.planner.choose import Choice, Comparison
 from embodied.scheduler.planner.problem import Problem
+from embodied.scheduler.planner.profile import FlowProfile
 from embodied.scheduler.planner.schedule import Work, describe, works
 from embodied.scheduler.planner.search import Style
 
@@ -16,11 +17,11 @@ WORDS = {
     Style.SPLIT: "split (every stage has devices of its own)",
     Style.MIXED: "mixed (some take turns, some run side by side)",
 }
-HEADINGS = ("stage", "devices", "replicas", "items at once", "slots", "resident", "seconds", "GiB a device", "idle")
+HEADINGS = ("stage", "devices", "replicas", "items at once", "slots", "resident", "time", "GiB a device", "idle")
 
 
 def plan_rows(problem: Problem, choice: Choice) -> list[tuple[str, ...]]:
-    """One row a stage, in the order of `HEADINGS`. seconds: that it runs in an iteration; idle: share of the iteration
+    """One row a stage, in the order of `HEADINGS`. time: that it runs in an iteration; idle: share of the iteration
     in which its devices do not run it."""
     rows = []
     for work, pieces in works(choice.schedule):
@@ -41,9 +42,46 @@ def plan_rows(problem: Problem, choice: Choice) -> list[tuple[str, ...]]:
                     str(items),
                     str(work.slots),
                     "yes" if p.resident else "unloads",
-                    f"{choice.execution.busy(p.stage) / p.devices:.1f}",
+                    spoken(choice.execution.busy(p.stage) / p.devices),
                     f"{size:.1f}" if p.kind == "accelerator" else "-",
                     f"{max(0.0, choice.execution.idle_share(p.stage, p.devices)):.0%}",
+                )
+            )
+    return rows
+
+
+def spoken(seconds: float) -> str:
+    """Seconds with the digits that matter: 762 s, 12.3 s, 0.45 s, 3.2 ms."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+COST_HEADINGS = ("stage", "on", "items", "time of n items on r replicas", "error", "measured", "spans show")
+
+
+def cost_rows(profile: FlowProfile) -> list[tuple[str, ...]]:
+    """One row a stage and kind of resource, in the order of `COST_HEADINGS`; q is the busiest replica's share of n."""
+    rows = []
+    for name, stage in profile.stages.items():
+        for kind, cost in stage.on.items():
+            model = cost.time
+            terms = [spoken(model.fixed)] if model.fixed else []
+            terms += [f"{spoken(model.per_item)} q"] if model.per_item else []
+            terms += [f"{spoken(model.per_item_squared)} q^2"] if model.per_item_squared else []
+            terms += [f"{spoken(model.per_doubling)} log2 r"] if model.per_doubling else []
+            sizes = ", ".join(f"{m.items}/{m.devices}" for m in cost.measurements) or "-"
+            rows.append(
+                (
+                    name,
+                    kind,
+                    str(stage.items),
+                    " + ".join(terms) or "nothing",
+                    f"{model.error:.0%}",
+                    sizes,
+                    f"{stage.traced:.0%}",
                 )
             )
     return rows
@@ -66,10 +104,11 @@ def table(rows: list[tuple[str, ...]], headings: tuple[str, ...]) -> str:
 
 
 def style_of(problem: Problem, choice: Choice) -> Style:
-    """Whether a schedule's accelerators are shared, split, or both; shared when nothing shares or splits any."""
+    """Whether a schedule's accelerators (cores, where there are none) are shared, split, or both; shared when nothing
+    shares or splits any."""
     bars: dict[str, tuple[str, set[int]]] = {}
     for span in choice.execution.spans:
-        if span.kind == "accelerator":
+        if span.kind == problem.divided:
             bars.setdefault(span.stage, (span.group, set()))[1].update((span.first, span.first + span.count - 1))
     ranges = {stage: (group, min(ends), max(ends)) for stage, (group, ends) in bars.items()}
     names = list(ranges)
@@ -84,7 +123,7 @@ def losses(comparison: Comparison) -> dict[Style, str]:
     """By style: how much longer its best plan takes than the chosen one, or why there is none."""
     best = comparison.best.seconds
     return {
-        style: f"{choice.seconds:.1f} s, {choice.seconds / best - 1:+.0%}"
+        style: f"{spoken(choice.seconds)}, {choice.seconds / best - 1:+.0%}"
         if isinstance(choice, Choice)
         else f"none: {choice}"
         for style, choice in comparison.styles.items()
@@ -166,7 +205,8 @@ def report(comparison: Comparison, *, alternatives: bool) -> str:
     lines = [
         f"plan for {profile.recipe or profile.flow}: {describe(best.schedule)}",
         table(plan_rows(problem, best), HEADINGS),
-        f"iteration  {best.seconds:.1f} s predicted (+-{error:.0%}), at most {best.bound:.1f} s by the closed formula; "
+        f"iteration  {spoken(best.seconds)} predicted (+-{error:.0%}), at most {spoken(best.bound)} by the closed "
+        f"formula; "
         f"{profile.amount / best.seconds:.1f} {profile.unit} a second",
         f"memory     {memory_line(problem, best)}",
         f"why        {why(comparison)}",

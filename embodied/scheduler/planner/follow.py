@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner import explain
+from embodied.scheduler.planner.bounds import stage_seconds
 from embodied.scheduler.planner.choose import compare, to_plan
 from embodied.scheduler.planner.fit import TERMS
 from embodied.scheduler.planner.from_plan import schedule_of
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import FlowProfile
-from embodied.scheduler.planner.schedule import placements
+from embodied.scheduler.planner.schedule import Schedule, placements, works
 from embodied.scheduler.planner.simulation import Execution, simulate
 from embodied.scheduler.trace import BUSY
 
@@ -46,7 +48,8 @@ class Verdict:
 class Following:
     """One plan of one profile, and what was measured since it runs.
 
-    start_seconds: how long it took to start under a plan; what switching to another costs, twice (state is saved too).
+    start_seconds: how long it took to start under this plan. Switching to another costs twice that, or what the profile
+    says of other plans, for state is saved and restored too.
     """
 
     def __init__(self, profile: FlowProfile, plan: Plan, *, window: int = WINDOW, drift: float = DRIFT) -> None:
@@ -100,11 +103,11 @@ class Following:
             if self._off(ratios):
                 found[name] = statistics.median(ratios)
         hidden = [name for name in self.profile.stages if name not in self.expected()]
-        changed = Problem(scaled(self.profile, found)) if found else self.problem
+        changed = self._changed(self.problem, found) if found else self.problem
         ratios = [seconds / simulate(changed, self.schedule).seconds for seconds, _ in self._measured]
         if hidden and self._off(ratios):
             wanted = statistics.median(seconds for seconds, _ in self._measured)
-            factor = self._inferred(hidden, changed.profile, wanted)
+            factor = self._inferred(hidden, changed, wanted)
             if abs(factor - 1.0) > self.drift:
                 found |= dict.fromkeys(hidden, factor)
         return found
@@ -112,13 +115,16 @@ class Following:
     def _off(self, ratios: list[float]) -> bool:
         return bool(ratios) and (min(ratios) > 1 + self.drift or max(ratios) < 1 - self.drift)
 
-    def _inferred(self, hidden: list[str], profile: FlowProfile, seconds: float) -> float:
+    def _changed(self, problem: Problem, factors: dict[str, float]) -> Problem:
+        return Problem(scaled(problem, self.schedule, factors))
+
+    def _inferred(self, hidden: list[str], problem: Problem, seconds: float) -> float:
         """The factor on the times of `hidden` with which the plan takes `seconds`; they never fall as it rises."""
         low, high = _FACTORS
         for _ in range(_HALVINGS):
             middle = (low * high) ** 0.5
-            problem = Problem(scaled(profile, dict.fromkeys(hidden, middle)))
-            if simulate(problem, self.schedule).seconds < seconds:
+            changed = self._changed(problem, dict.fromkeys(hidden, middle))
+            if simulate(changed, self.schedule).seconds < seconds:
                 low = middle
             else:
                 high = middle
@@ -126,11 +132,11 @@ class Following:
 
     def _judge(self, factors: dict[str, float], left: int) -> Verdict:
         """Believe the measurements, search again, and weigh what the new plan saves against the switch."""
-        self._take(scaled(self.profile, factors), self.plan)
+        self._take(scaled(self.problem, self.schedule, factors), self.plan)
         what = ", ".join(f"{name} takes {factor:.2f}x its predicted time" for name, factor in factors.items())
         comparison = compare(self.profile)
         best = comparison.best
-        now, cost = self.predicted.seconds, 2 * self.start_seconds
+        now, cost = self.predicted.seconds, 2 * max(self.start_seconds, self.profile.start_seconds)
         saved = now - best.seconds
         plan = to_plan(comparison.problem, best, explain.why(comparison))
         if same_placement(plan, self.plan) or saved < LEAST_GAIN * now:
@@ -152,16 +158,33 @@ def same_placement(first: Plan, second: Plan) -> bool:
     return first.launcher == second.launcher and first.stages == second.stages
 
 
-def scaled(profile: FlowProfile, factors: dict[str, float]) -> FlowProfile:
-    """The profile with the times of some stages multiplied. Raises ConfigurationError for a stage it does not have."""
-    unknown = [name for name in factors if name not in profile.stages]
-    if unknown:
-        raise ConfigurationError(f"the profile has no stage {', '.join(unknown)}; it has {', '.join(profile.stages)}")
-    stages = dict(profile.stages)
+def scaled(problem: Problem, schedule: Schedule, factors: dict[str, float]) -> FlowProfile:
+    """The problem's profile with some stages' times multiplied, as they are under a schedule.
+
+    What a stage does is taken to have changed, not what its replicas say to each other: `per_doubling` stays, unless
+    it is all there is."""
+    placed = placements(schedule)
+    stages = dict(problem.profile.stages)
     for name, factor in factors.items():
-        on = {}
-        for kind, cost in stages[name].on.items():
-            terms = {term: getattr(cost.time, term) * factor for term in TERMS}
-            on[kind] = dataclasses.replace(cost, time=dataclasses.replace(cost.time, **terms))
+        place = placed[name]
+        cost = stages[name].on[place.kind]
+        model = cost.time
+        talk = model.per_doubling * math.log2(place.devices // cost.devices_per_replica)
+        work = _seconds_of(problem, schedule, name) - talk
+        share = max(0.0, (factor * (work + talk) - talk) / work) if work > 0 else factor
+        terms = {term: getattr(model, term) * share for term in TERMS if term != "per_doubling" or work <= 0}
+        on = dict(stages[name].on)
+        on[place.kind] = dataclasses.replace(cost, time=dataclasses.replace(model, **terms))
         stages[name] = dataclasses.replace(stages[name], on=on)
-    return dataclasses.replace(profile, stages=stages)
+    return dataclasses.replace(problem.profile, stages=stages)
+
+
+def _seconds_of(problem: Problem, schedule: Schedule, stage: str) -> float:
+    """Modelled seconds of one call of a stage, at the profile's speed."""
+    for work, pieces in works(schedule):
+        for p in work.placements:
+            if p.stage == stage:
+                unit = next(unit for unit in problem.units if unit.stages == work.stages)
+                parts = problem.cycle_share(unit.cycle, pieces)[1] if unit.cycle else pieces
+                return stage_seconds(problem, work, parts * work.slots)[stage] * problem.groups[p.group].speed
+    raise ConfigurationError(f"the schedule has no stage {stage!r}")

@@ -39,7 +39,7 @@ class Options:
 
     resources: [rows, columns] devices taken. seconds: [rows], switching: [rows] of it to unload and load again.
     idle, running: [rows, groups] memory fractions. apart, shared: whether stages of the unit are on different
-    accelerators, or share some.
+    accelerators (cores, where there are none), or share some.
     """
 
     resources: np.ndarray
@@ -85,6 +85,8 @@ class Problem:
         ]
         self.capacity = np.array([self.groups[g].units(k) for g, k in self.columns], float)
         self.memory_groups = [g for g, k in self.columns if k == "accelerator"]
+        # what styles speak of: whether stages share it or each have their own
+        self.divided: Kind = "accelerator" if self.memory_groups else "cpu"
         self.units = self._condense()
         self.edges = self._unit_edges()
         self.full = (1 << len(self.units)) - 1
@@ -381,9 +383,9 @@ class Problem:
                 running[:, g] = np.maximum(running[:, g], most[:, b])
         members = shared or (unit.stages,)
         block_of = {stage: b for b, block in enumerate(members) for stage in block}
-        on_accelerators = [b for b, block in enumerate(blocks) if block[0] == "accelerator"]
-        apart = np.full(rows, len(on_accelerators) > 1)
-        together = np.full(rows, any(len(members[b]) > 1 for b in on_accelerators))
+        divided = [b for b, block in enumerate(blocks) if block[0] == self.divided]
+        apart = np.full(rows, len(divided) > 1)
+        together = np.full(rows, any(len(members[b]) > 1 for b in divided))
         devices = np.stack([blocks[block_of[s]][3][s] for s in unit.stages], axis=1).astype(int)
         kinds = tuple(blocks[block_of[s]][0] for s in unit.stages)
         groups = tuple(blocks[block_of[s]][1] for s in unit.stages)

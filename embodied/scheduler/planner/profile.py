@@ -279,6 +279,7 @@ class FlowProfile:
     assumptions: tuple[str, ...] = ()
     unit: str = "items"
     amount: float = 1.0
+    start_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.stages:

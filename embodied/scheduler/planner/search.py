@@ -27,7 +27,8 @@ TOLERANCE = 1e-9
 
 
 class Style(enum.Enum):
-    """Which schedules are searched. Stages on different kinds of resources overlap in every style."""
+    """Which schedules are searched, by how accelerators are used (cores, where there are none). Stages on different
+    kinds of resources overlap in every style."""
 
     ANY = "any"
     SHARED = "shared"  # accelerators are used by one part after the other
@@ -76,6 +77,8 @@ def _nothing_fits(problem: Problem, style: Style) -> str:
         if options is not None and options.running.size:
             need = options.running.max(axis=1).min()
             lines.append(f"{problem.units[unit].name} needs {need:.0%} of a device alone")
+    if not problem.memory_groups:
+        return f"no{named} plan exists for this flow that fits {kinds}"
     return (
         f"no{named} plan exists for this flow that fits {kinds}: "
         + "; ".join(lines)
@@ -91,7 +94,7 @@ class _Search:
         self.problem, self.style, self.effort = problem, style, effort
         self.bound = bound * (1 + TOLERANCE)
         self.pieces = [p for p in problem.pieces if effort is not Effort.GLANCE or p in (1, 8)]
-        self.accelerators = np.array([kind == "accelerator" for _, kind in problem.columns])
+        self.divided = np.array([kind == problem.divided for _, kind in problem.columns])
         self.steps: list[tuple] = []
         self.leaves = {(u, p): self._leaf(u, p) for u in range(len(problem.units)) for p in problem.pieces}
         self.bounds = Bounds(problem, self.leaves, self.bound)
@@ -227,7 +230,7 @@ class _Search:
                     if leaf is not None:
                         rows.append(dataclasses.replace(leaf, period=leaf.latency))
                 cuts = problem.cuts(part)
-                if self.style is not Style.SPLIT or len(self.accelerators) > self.accelerators.sum():
+                if self.style is not Style.SPLIT or len(self.divided) > self.divided.sum():
                     rows += [self._in_turn(a, b, pieces) for a, b in cuts]
                 self.bodies[part, pieces, False] = self._body(part, cuts, pieces, streaming=False)
                 if any(problem.streams(u) for u in bits(part)):
@@ -258,7 +261,7 @@ class _Search:
         latency = latency[i, j]
         resources = np.maximum(a.resources[i], b.resources[j])
         running = np.maximum(a.running[i] + b.idle[j], b.running[j] + a.idle[i])
-        together = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
+        together = a.resources[i][:, self.divided].any(axis=1) & b.resources[j][:, self.divided].any(axis=1)
         missing = a.missing[i] * b.missing[j]
         missing[together, 0] = 0
         origin = self._origin(("in turn", a, b), i, j)
@@ -312,7 +315,7 @@ class _Search:
         period = latency if pieces == 1 else np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
         keep = latency + (pieces - 1) * period + self.bounds.outside(part, pieces) <= self.bound
         i, j, latency, period = i[keep], j[keep], latency[keep], period[keep]
-        both = a.resources[i][:, self.accelerators].any(axis=1) & b.resources[j][:, self.accelerators].any(axis=1)
+        both = a.resources[i][:, self.divided].any(axis=1) & b.resources[j][:, self.divided].any(axis=1)
         missing = a.missing[i] * b.missing[j]
         missing[both, 1] = 0
         table = Table(

@@ -1,0 +1,57 @@
+"""`embodied profile RECIPE`: what the recipe's stages cost on this machine, measured by short real runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embodied.commands.common import add_verb, relative
+from embodied.errors import EXIT_DONE, ConfigurationError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = add_verb(
+        subparsers,
+        "profile",
+        "measure what a recipe's stages cost on this machine",
+        [
+            "embodied profile gym_cartpole_ppo_mlp",
+            "embodied profile maniskill_pushcube_ppo_mlp env.num_envs=128",
+            "embodied profile maniskill_pushcube_ppo_mlp --refresh       # measure again",
+            "embodied profile maniskill_pushcube_ppo_mlp --output my_profile.json",
+        ],
+    )
+    parser.add_argument("recipe", help="a name from `embodied recipes`, or a .yaml file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change any key of the recipe")
+    parser.add_argument("--refresh", action="store_true", help="measure also when a profile is kept")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the profile there, to be shared")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take the kept profile or measure, and print it."""
+    from embodied.config.compose import compose_recipe, find_recipe
+    from embodied.interaction import planning, profiling
+    from embodied.interaction.recipe import parse_recipe
+    from embodied.scheduler.planner import explain
+
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        raise ConfigurationError(
+            f"{args.output} cannot be written: the folder {args.output.absolute().parent} does not exist"
+        )
+    recipe = parse_recipe(find_recipe(args.recipe).stem, compose_recipe(args.recipe, args.overrides))
+    profile = None if args.refresh else planning.kept_profile(recipe)
+    if profile is None:
+        profile = planning.refresh_profile(recipe, print)
+    else:
+        print(f"kept since it was measured; --refresh measures again\nprofile: {profiling.profile_path(recipe)}")
+    print(f"\n{recipe.name} on {profile.hardware}")
+    print(explain.table(explain.cost_rows(profile), explain.COST_HEADINGS))
+    if args.output is not None:
+        args.output.write_text(profile.to_json())
+        print(f"profile    {relative(args.output)}")
+    print("next:")
+    print(f"  embodied plan {args.recipe} --output plan.json")
+    print(f"  embodied train {args.recipe} plan=auto")
+    return EXIT_DONE

@@ -35,6 +35,22 @@ def relative(path: Path | str) -> str:
         return shlex.quote(str(path))
 
 
+def is_reasoning(values: dict[str, Any]) -> bool:
+    """Whether a composed recipe is one for language models."""
+    return values.get("workload") == "reasoning"
+
+
+def of_reasoning_run(folder: Path) -> bool:
+    """Whether a run folder is of one; a damaged or missing configuration is for the verb itself to refuse."""
+    import yaml
+
+    try:
+        values = yaml.safe_load((folder / "config.yaml").read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    return isinstance(values, dict) and is_reasoning(values)
+
+
 def with_plan(overrides: list[str]) -> list[str]:
     """Overrides with `plan=...` written out as the key it stands for, `cluster.plan`."""
     return [f"cluster.{text}" if text.startswith("plan=") else text for text in overrides]

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, relative
+from embodied.commands.common import add_verb, of_reasoning_run, relative
 from embodied.errors import EXIT_DONE, RefusedInput
 
 
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
     from embodied.runs.versions import versions
 
+    if of_reasoning_run(Path(args.policy)):
+        raise RefusedInput(f"{args.policy} is a run of a language model; evaluate it: reasoning eval {args.policy}")
     policy = find_policy(args.policy)
     env, options, device = target(args)
     # never inside a checkpoint, whose files are accounted for

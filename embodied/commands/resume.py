@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb
+from embodied.commands.common import add_verb, of_reasoning_run
 from embodied.errors import RefusedInput
 
 
@@ -29,6 +29,10 @@ def run(args: argparse.Namespace) -> int:
     from embodied.runs.checkpoint import CheckpointStore
     from embodied.runs.folder import RunFolder
 
+    if of_reasoning_run(args.run):
+        from reasoning.commands import resume
+
+        return resume.run(args)
     folder = RunFolder(args.run.resolve())
     recipe = load_run_recipe(folder.path)
     if CheckpointStore(folder.checkpoints, keep=1).latest() is None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, command_line, relative, with_plan
+from embodied.commands.common import add_verb, command_line, is_reasoning, relative, with_plan
 from embodied.errors import EXIT_DONE
 
 
@@ -20,6 +20,7 @@ def add_parser(subparsers: Any) -> None:
             "embodied train gym_cartpole_ppo_mlp",
             "embodied train maniskill_pushcube_ppo_mlp seed=3",
             "embodied train maniskill_pickcube_ppo_mlp env.num_envs=128 goal.env_steps=2000000",
+            "embodied train math_grpo_tiny                              # a language model, as `reasoning train`",
             "embodied train ./my_recipe.yaml learner.lr=1e-4",
             "embodied train maniskill_pushcube_ppo_mlp --dry-run",
             "embodied train maniskill_pushcube_ppo_mlp plan=auto        # measure the stages, then plan and follow",
@@ -39,7 +40,12 @@ def run(args: argparse.Namespace) -> int:
     from embodied.runs.folder import create_run_folder
 
     name = find_recipe(args.recipe).stem
-    recipe = parse_recipe(name, compose_recipe(args.recipe, with_plan(args.overrides)))
+    values = compose_recipe(args.recipe, with_plan(args.overrides))
+    if is_reasoning(values):
+        from reasoning.commands.train import start
+
+        return start(name, values, dry_run=args.dry_run)
+    recipe = parse_recipe(name, values)
     check_plan(recipe)
     if args.dry_run:
         import yaml

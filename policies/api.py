@@ -130,7 +130,7 @@ class Imitation:
 class PolicyConfig:
     """Options every policy has; each kind of policy derives its own record from it.
 
-    name: `mlp`, `cnn`, `openvla/7b`, `openvla_oft/tiny`, or a folder or hub id of a saved policy.
+    name: `mlp`, `cnn`, `openvla/7b` (or `openvla-7b`), `openvla_oft/tiny`, ...; `embodied policies` lists them.
     chunk: C, how many actions are emitted at once; None takes the policy's own.
     value: whether there is a value head, and whether it gives one value a chunk or one an action.
     """

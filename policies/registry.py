@@ -20,6 +20,8 @@ import torch
 from embodied.config import parse
 from embodied.errors import AssetError, ConfigurationError, suggest
 from policies.api import Interface, Policy, PolicyConfig
+from policies.footprint import ENTRY_POINTS
+from policies.names import split_name
 
 # the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; one that has
 # a layout of its own on disk also has `save(policy, folder)` and `load(folder)`
@@ -30,7 +32,6 @@ _KINDS = {
     "openvla_oft": "policies.openvla_oft",
 }
 
-ENTRY_POINTS = "embodied.policies"
 DESCRIPTION = "policy.json"
 WEIGHTS = "model.safetensors"
 
@@ -41,13 +42,14 @@ def kinds() -> list[str]:
 
 
 def _module(name: str) -> ModuleType:
-    kind = name.split("/")[0]
-    if kind in _KINDS:
-        return importlib.import_module(_KINDS[kind])
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if entry.name == kind:
-            return entry.load()
-    raise ConfigurationError(f"Unknown policy {name!r}. " + suggest(kind, kinds(), noun="policies"))
+    # a package's own kind may have dashes in its name
+    for kind in (name.split("/")[0], split_name(name)[0]):
+        if kind in _KINDS:
+            return importlib.import_module(_KINDS[kind])
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+            if entry.name == kind:
+                return entry.load()
+    raise ConfigurationError(f"Unknown policy {name!r}. " + suggest(name.split("/")[0], kinds(), noun="policies"))
 
 
 def config_class(name: str) -> type[PolicyConfig]:

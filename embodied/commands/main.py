@@ -7,7 +7,21 @@ import sys
 
 from embodied.commands.program import run_program, verbs_parser
 
-VERBS = ("train", "resume", "eval", "record", "demos", "sft", "plan", "profile", "report", "recipes", "assets", "doctor")
+VERBS = (
+    "train",
+    "resume",
+    "eval",
+    "record",
+    "demos",
+    "sft",
+    "plan",
+    "profile",
+    "report",
+    "recipes",
+    "policies",
+    "assets",
+    "doctor",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from embodied.interaction.recipe import CheckpointConfig, LoggerConfig, RunConfi
 from embodied.learner.learner import LearnerConfig
 from policies import registry
 from policies.api import PolicyConfig
+from policies.names import split_name
 
 RECIPE_FILE = "sft.yaml"  # in the run folder
 
@@ -147,8 +148,9 @@ def compose_sft(policy: str, data: str, overrides: list[str]) -> ImitationRecipe
 
     Raises ConfigurationError for what is unknown or impossible.
     """
-    named = CONFIGS / "sft" / f"{policy.replace('/', '_')}.yaml"
-    path = named if named.is_file() and policy in sft_recipes() else Path(policy).expanduser()
+    name = next((known for known in sft_recipes() if split_name(known) == split_name(policy)), policy)
+    named = CONFIGS / "sft" / f"{name.replace('/', '_')}.yaml"
+    path = named if named.is_file() and name in sft_recipes() else Path(policy).expanduser()
     if path.suffix != ".yaml" or not path.is_file():
         raise ConfigurationError(
             f"There is no recipe to fit {policy!r}, nor a .yaml file of that name. "
@@ -208,7 +210,9 @@ def check(recipe: ImitationRecipe) -> None:
     learner, crop = recipe.learner, 1.0 if recipe.augment is None else recipe.augment.crop_area
     image = getattr(recipe.policy, "image", None)
     if image is None and recipe.augment is not None:
-        faults.append(f"augment changes pictures, but policy {recipe.policy.name} looks at none; set augment=null")
+        faults.append(
+            f"augment crops pictures, but policy {recipe.policy.name} has no crop to act with alike; set augment=null"
+        )
     elif image is not None and image.crop_area != crop:
         faults.append(
             f"the policy is fitted to crops of area {crop:g} (augment.crop_area) but would act on crops of "

@@ -7,7 +7,6 @@ very code that will run. What an allocator adds (fragmentation, libraries' works
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,16 +18,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from policies.api import Interface, Sampling
+from policies.api import Interface, Policy, Sampling
 from policies.vla.bundle import Bundle
 from policies.vla.network import OpenVLAModel
-from policies.vla.options import LoraOptions, VLAConfig
+from policies.vla.options import VLAConfig
 from policies.vla.policy import VLAPolicy
 
 _PROMPT_TOKENS = 40  # the longest LIBERO instruction has 38
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages that operations have made and that still live."""
 
     def __init__(self) -> None:
@@ -58,7 +57,9 @@ class _LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-class _NoNoise:
+class NoNoise:
+    """The same draw everywhere, for `batch` rows."""
+
     def __init__(self, batch: int) -> None:
         self._batch = batch
 
@@ -69,12 +70,13 @@ class _NoNoise:
 
 
 @contextmanager
-def _without_content() -> Iterator[_LiveBytes]:
-    with FakeTensorMode(allow_non_fake_inputs=True), _LiveBytes() as live:
+def _without_content() -> Iterator[LiveBytes]:
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
         yield live
 
 
-def _build(policy_class: type[VLAPolicy], options: VLAConfig, interface: Interface) -> VLAPolicy:
+def without_memory(policy_class: type[VLAPolicy], options: VLAConfig, interface: Interface) -> VLAPolicy:
+    """A policy of fresh weights that have shapes but no memory, adapters attached."""
     bundle = Bundle.preset(options.preset, options.sizes)
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, options.precision))
@@ -108,16 +110,20 @@ def act_once(policy: VLAPolicy, batch: int) -> None:
     """One call of `act` on empty inputs."""
     decode: Literal["sample", "greedy"] = "greedy" if getattr(policy.options, "head", "tokens") == "l1" else "sample"
     with torch.no_grad():
-        policy.eval().act(_inputs(policy, batch), Sampling(decode=decode), _NoNoise(batch))
+        policy.eval().act(_inputs(policy, batch), Sampling(decode=decode), NoNoise(batch))
 
 
 def learn_twice(policy: VLAPolicy, batch: int, autocast: torch.dtype | None) -> None:
-    """Two policy-gradient steps with AdamW on empty inputs; the second has the optimiser's state in place."""
-    policy.train()
-    optimiser = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad])
+    """Two policy-gradient steps on empty inputs, see `gradient_steps`."""
     inputs = _inputs(policy, batch)
     shape = (batch, policy.spec.chunk, policy.spec.tokens_per_action)
-    tokens = torch.full(shape, policy.tokens.first, dtype=torch.int64)
+    gradient_steps(policy, inputs, torch.full(shape, policy.tokens.first, dtype=torch.int64), autocast)
+
+
+def gradient_steps(policy: Policy, inputs: TensorDict, tokens: torch.Tensor, autocast: torch.dtype | None) -> None:
+    """Two policy-gradient steps with AdamW; the second has the optimiser's state in place."""
+    policy.train()
+    optimiser = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad])
     for _ in range(2):
         with torch.autocast("cpu", autocast) if autocast is not None else nullcontext():
             evaluation = policy.evaluate(inputs, tokens, Sampling())
@@ -132,7 +138,7 @@ def learn_twice(policy: VLAPolicy, batch: int, autocast: torch.dtype | None) -> 
 
 def acting(policy_class: type[VLAPolicy], options: VLAConfig, interface: Interface, batch: int) -> int:
     """Peak bytes of `act` on `batch` observations, weights included."""
-    policy = _build(policy_class, options, interface)
+    policy = without_memory(policy_class, options, interface)
     with _without_content() as live:
         act_once(policy.to_empty(device="cpu"), batch)
         return live.peak
@@ -149,49 +155,7 @@ def learning(
 
     autocast: the type matrix products compute in; None leaves them in the weights' type.
     """
-    policy = _build(policy_class, options, interface)
+    policy = without_memory(policy_class, options, interface)
     with _without_content() as live:
         learn_twice(policy.to_empty(device="cpu"), batch, autocast)
         return live.peak
-
-
-@dataclasses.dataclass(frozen=True)
-class Footprint:
-    """What a preset needs. parameters: count. Bytes: `act` for `act_batch` observations; `full` and `lora` for one
-    gradient step on `learn_batch` decisions, all weights (float32) or adapters on bfloat16 weights, layers recomputed.
-    pictures: side in pixels. statistics: what the policy expects to be normalised by.
-    """
-
-    name: str
-    parameters: int
-    act_batch: int
-    act: int
-    learn_batch: int
-    full: int
-    lora: int
-    pictures: int
-    statistics: str
-
-
-def footprint(
-    policy_class: type[VLAPolicy], config: type[VLAConfig], name: str, act_batch: int = 8, learn_batch: int = 8
-) -> Footprint:
-    """The footprint of a preset with one camera and LIBERO's action and state sizes."""
-    interface = Interface(state_dim=8, action_dim=7, action_low=(-1.0,) * 7, action_high=(1.0,) * 7, cameras=1)
-    large = name.endswith("/7b")
-    acts = config(name=name, precision="bfloat16" if large else "float32")
-    recompute: Literal["nothing", "layers"] = "layers" if large else "nothing"
-    full = config(name=name, recompute=recompute)
-    adapters = config(name=name, recompute=recompute, precision=acts.precision, lora=LoraOptions())
-    policy = _build(policy_class, acts, interface)
-    return Footprint(
-        name=name,
-        parameters=sum(p.numel() for p in policy.parameters()),
-        act_batch=act_batch,
-        act=acting(policy_class, acts, interface, act_batch),
-        learn_batch=learn_batch,
-        full=learning(policy_class, full, interface, learn_batch),
-        lora=learning(policy_class, adapters, interface, learn_batch),
-        pictures=policy.pictures.size,
-        statistics="q01/q99 of the training data, from the checkpoint; else the environment's action bounds",
-    )

@@ -7,6 +7,7 @@ from typing import Literal
 from embodied.config import config
 from embodied.errors import suggest
 from policies.api import PolicyConfig
+from policies.names import split_name
 from policies.vla.architecture import NetworkSizes
 from policies.vla.bundle import PRESETS
 from policies.vla.images import ImageOptions
@@ -33,7 +34,7 @@ class LoraOptions:
 class VLAConfig(PolicyConfig):
     """What a vision-language-action policy may be told.
 
-    name: `<kind>/tiny` or `<kind>/7b`.
+    name: `<kind>/tiny` or `<kind>/7b`, also with dashes (`openvla-oft-7b`).
     checkpoint: folder or hub id in the published layout that gives sizes, weights, tokenizer and statistics; None
         draws fresh weights of the preset's size.
     sizes: of fresh `tiny` weights, other than the preset's; a checkpoint has its own.
@@ -66,9 +67,8 @@ class VLAConfig(PolicyConfig):
     lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:
-        preset = self.name.partition("/")[2]
+        kind, preset = split_name(self.name)
         if preset not in PRESETS:
-            kind = self.name.partition("/")[0]
             raise ValueError(f"name is {self.name!r}. " + suggest(self.name, [f"{kind}/{p}" for p in PRESETS]))
         if self.sizes is not None and (self.checkpoint is not None or preset != "tiny"):
             raise ValueError("sizes are of fresh weights of the preset tiny; leave them out with a checkpoint or 7b")
@@ -80,4 +80,4 @@ class VLAConfig(PolicyConfig):
     @property
     def preset(self) -> str:
         """The part of the name after the kind."""
-        return self.name.partition("/")[2]
+        return split_name(self.name)[1]

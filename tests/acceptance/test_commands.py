@@ -10,7 +10,21 @@ import pytest
 
 from embodied.commands.main import main
 
-VERBS = ("train", "resume", "eval", "record", "demos", "sft", "plan", "profile", "report", "recipes", "assets", "doctor")
+VERBS = (
+    "train",
+    "resume",
+    "eval",
+    "record",
+    "demos",
+    "sft",
+    "plan",
+    "profile",
+    "report",
+    "recipes",
+    "policies",
+    "assets",
+    "doctor",
+)
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess:

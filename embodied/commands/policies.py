@@ -1,4 +1,4 @@
-"""`embodied policies [NAME]`: the policies there are, their sizes, and what memory, pictures and statistics they need."""
+"""`embodied policies [NAME]`: the policies there are, and the memory, pictures and statistics they need."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         if others:
             print(f"of other packages: {', '.join(others)}")
     print(
-        "\nMemory is the peak of weights, gradients, optimiser state, activations and temporaries; allocators add to it."
+        "\nMemory: peak of weights, gradients, optimiser state, activations and temporaries; allocators add to it."
         "\nlearn: one AdamW step, all weights in float32 or LoRA of rank 32. Details: docs/policies.md"
     )
     return EXIT_DONE

@@ -22,50 +22,15 @@ from embodied.errors import ChannelClosed, DeadlineExceeded, EmbodiedError
 from embodied.scheduler.channel import Channel, Receipt
 from embodied.scheduler.launcher import run_operation
 from embodied.scheduler.ports import Fan, Ledger, Receiver, Sender
-from embodied.scheduler.routing import Route
 from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import Trace
-from embodied.scheduler.transport import Codec, Ends, Incoming, Outgoing, Transport, record
+from embodied.scheduler.transport import Codec, Ends, Incoming, Outgoing, Transport
 from embodied.scheduler.transport import shared_memory as shm
 from embodied.scheduler.transport.torch_link import Route as TorchRoute
 from embodied.scheduler.transport.torch_link import TorchIncoming, TorchOutgoing
 from embodied.scheduler.weights import Bucket, buckets, full_tensors, store, verify
+from embodied.scheduler.wiring import Done, HostedEdge, Role
 from embodied.scheduler.worker import Worker, WorkerContext
-
-
-@dataclasses.dataclass(frozen=True)
-class HostedEdge:
-    """Links between the workers of two stages: for an edge of the flow, for weights, or for the receipts of an edge.
-
-    number: its index. producers, consumers: names by rank. transports: of each (producer, consumer). places: of each
-    producer and consumer among all hosts, for transports of torch.distributed. devices: of each producer and consumer.
-    ahead: as in flow.Edge, where items go to whoever is free. receipts_of: number of such an edge, whose consumers tell
-    its producers by these links when they are done.
-    """
-
-    number: int
-    name: str
-    source_port: str
-    target_port: str
-    kind: type
-    capacity: int
-    route: Route
-    producers: tuple[str, ...]
-    consumers: tuple[str, ...]
-    transports: dict[tuple[int, int], Transport]
-    places: tuple[tuple[int, ...], tuple[int, ...]]
-    devices: tuple[tuple[str, ...], tuple[str, ...]]
-    ahead: int | None = None
-    receipts_of: int | None = None
-
-
-@record
-@dataclasses.dataclass(frozen=True)
-class Done:
-    """A consumer's receipt: so many units, of so much weight, are done with."""
-
-    units: int
-    weight: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +53,8 @@ class HostedWorker:
 @dataclasses.dataclass(frozen=True)
 class Rendezvous:
     """How all hosts of a run find each other for collectives: a TCP store, this host's place among all of them, and the
-    places of every stage's workers (in the order in which all hosts make the groups)."""
+    places of every stage's workers (in the order in which all hosts make the groups). interface: of this host's node
+    that leads to the other nodes; None on one node."""
 
     address: str
     port: int
@@ -96,6 +62,7 @@ class Rendezvous:
     places: int
     stages: dict[str, tuple[int, ...]]
     backend: str
+    interface: str | None
 
 
 class LinkLane:
@@ -149,6 +116,10 @@ class WorkerHost:
     def _meet(self, rendezvous: Rendezvous) -> None:
         import datetime as dt
 
+        if rendezvous.interface is not None:
+            # otherwise a host's own name decides, which may well mean the loopback
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", rendezvous.interface)
         store_ = dist.TCPStore(
             rendezvous.address,
             rendezvous.port,
@@ -190,51 +161,71 @@ class WorkerHost:
         return addresses
 
     async def join(
-        self,
-        inputs: list[HostedEdge],
-        outputs: list[HostedEdge],
-        weight_edges: set[int],
-        addresses: dict[tuple[int, int, int], str],
+        self, inputs: list[HostedEdge], outputs: list[HostedEdge], addresses: dict[tuple[int, int, int], str]
     ) -> None:
         """Connect to every consumer and take in every producer; addresses by (edge, producer, consumer)."""
+        ledgers: dict[int, Ledger] = {}
+        receipts: dict[int, dict[str, Outgoing]] = {}
+        self._join_outputs(outputs, addresses, ledgers, receipts)
+        for edge in inputs:
+            links = [await self._accept(edge, producer) for producer in range(len(edge.producers))]
+            self._links += links
+            if edge.role is Role.WEIGHTS:
+                (self._weights_in[edge.number],) = links
+                continue
+            if edge.role is Role.RECEIPTS:
+                assert edge.of is not None
+                pumps = [_pump_receipts(link, ledgers[edge.of], consumer) for consumer, link in enumerate(links)]
+            else:
+                channel = self._open(edge, receipts.get(edge.number))
+                pumps = [_pump(link, channel, producer) for link, producer in zip(links, edge.producers, strict=True)]
+            self._pumps += [asyncio.create_task(pump) for pump in pumps]
+
+    def _join_outputs(
+        self,
+        outputs: list[HostedEdge],
+        addresses: dict[tuple[int, int, int], str],
+        ledgers: dict[int, Ledger],
+        receipts: dict[int, dict[str, Outgoing]],
+    ) -> None:
+        """Connect, and notes ledgers and the links of receipts by the number of their edge."""
         rank, worker = self._hosted.rank, self.worker
         assert worker is not None
         fans: dict[str, list[Fan]] = {}
-        ledgers: dict[int, Ledger] = {}
-        receipts: dict[int, dict[str, Outgoing]] = {}
         for edge in outputs:
             if rank >= len(edge.producers):
                 continue  # of a sharded source's weights: the first rank sends for all
             links = [self._connect(edge, consumer, addresses) for consumer in range(len(edge.consumers))]
             self._links += links
-            if edge.number in weight_edges:
+            if edge.role is Role.WEIGHTS:
                 self._weights_out[edge.number] = links
-            elif edge.receipts_of is not None:
-                receipts[edge.receipts_of] = dict(zip(edge.consumers, links, strict=True))
+            elif edge.role is Role.RECEIPTS:
+                assert edge.of is not None
+                receipts[edge.of] = dict(zip(edge.consumers, links, strict=True))
             else:
                 if edge.ahead is not None and len(links) > 1:
                     ledgers[edge.number] = self._ledger(edge, edge.ahead)
-                lanes = [LinkLane(link) for link in links]
-                many = len(edge.producers)
                 rules = {"granularity": self._hosted.granularity, "ledger": ledgers.get(edge.number)}
-                fans.setdefault(edge.source_port, []).append(Fan(lanes, edge.route, rank, many, **rules))
+                fan = Fan([LinkLane(link) for link in links], edge.route, rank, len(edge.producers), **rules)
+                fans.setdefault(edge.ports[0], []).append(fan)
         worker.ports.update({port: Sender(port_fans) for port, port_fans in fans.items()})
-        for edge in inputs:
-            links = [await self._accept(edge, producer) for producer in range(len(edge.producers))]
-            self._links += links
-            if edge.number in weight_edges:
-                (self._weights_in[edge.number],) = links
-                continue
-            if edge.receipts_of is not None:
-                ledger = ledgers[edge.receipts_of]
-                pumps = [self._pump_receipts(link, ledger, consumer) for consumer, link in enumerate(links)]
-            else:
-                channel = self._channel(edge, worker)
-                channel.receipt = _receipt(receipts.get(edge.number))
-                self._channels[edge.number] = channel
-                worker.ports[edge.target_port] = Receiver(channel, self._hosted.granularity)
-                pumps = [self._pump(*pair) for pair in zip(links, [channel] * len(links), edge.producers, strict=True)]
-            self._pumps += [asyncio.create_task(pump) for pump in pumps]
+
+    def _open(self, edge: HostedEdge, receipts: dict[str, Outgoing] | None) -> Channel:
+        """The channel of an input, and its receiver."""
+        assert self.worker is not None
+        channel = Channel(
+            edge.name,
+            list(edge.producers),
+            self.worker.name,
+            edge.kind,
+            capacity=edge.capacity,
+            deadline=self._hosted.deadline,
+            trace=self.trace,
+        )
+        channel.receipt = _receipt(receipts)
+        self._channels[edge.number] = channel
+        self.worker.ports[edge.ports[1]] = Receiver(channel, self._hosted.granularity)
+        return channel
 
     def _connect(self, edge: HostedEdge, consumer: int, addresses: dict[tuple[int, int, int], str]) -> Outgoing:
         rank, deadline = self._hosted.rank, self._hosted.deadline
@@ -255,17 +246,6 @@ class WorkerHost:
     def _torch_route(self, edge: HostedEdge, peer: int) -> TorchRoute:
         return TorchRoute(peer, tag=edge.number, device=self._hosted.device)
 
-    def _channel(self, edge: HostedEdge, worker: Worker) -> Channel:
-        return Channel(
-            edge.name,
-            list(edge.producers),
-            worker.name,
-            edge.kind,
-            capacity=edge.capacity,
-            deadline=self._hosted.deadline,
-            trace=self.trace,
-        )
-
     def _ledger(self, edge: HostedEdge, ahead: int) -> Ledger:
         return Ledger(
             edge.name,
@@ -275,25 +255,6 @@ class WorkerHost:
             deadline=self._hosted.deadline,
             trace=self.trace,
         )
-
-    async def _pump(self, link: Incoming, channel: Channel, producer: str) -> None:
-        try:
-            while (entry := await _next(link)) is not None:
-                key, item = entry
-                if item is None:
-                    await channel.end(producer)
-                else:
-                    key, weight, members = key
-                    await channel.put(item, key, producer, weight, members)
-                del item, entry  # a view of the link's memory must not outlive its use here
-        except (EmbodiedError, ValueError) as error:
-            await channel.close(error)
-
-    async def _pump_receipts(self, link: Incoming, ledger: Ledger, consumer: int) -> None:
-        # should the consumer die, whoever waits for it finds out by its deadline, or sooner by the launcher
-        with contextlib.suppress(EmbodiedError):
-            while (entry := await _next(link)) is not None:
-                await ledger.settle(consumer, entry[1].units, entry[1].weight)
 
     async def run(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         """Run one of the worker's operations."""
@@ -353,6 +314,27 @@ class WorkerHost:
                 link.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+async def _pump(link: Incoming, channel: Channel, producer: str) -> None:
+    try:
+        while (entry := await _next(link)) is not None:
+            key, item = entry
+            if item is None:
+                await channel.end(producer)
+            else:
+                key, weight, members = key
+                await channel.put(item, key, producer, weight, members)
+            del item, entry  # a view of the link's memory must not outlive its use here
+    except (EmbodiedError, ValueError) as error:
+        await channel.close(error)
+
+
+async def _pump_receipts(link: Incoming, ledger: Ledger, consumer: int) -> None:
+    # should the consumer die, whoever waits for it finds out by its deadline, or sooner by the launcher
+    with contextlib.suppress(EmbodiedError):
+        while (entry := await _next(link)) is not None:
+            await ledger.settle(consumer, entry[1].units, entry[1].weight)
 
 
 async def _next(link: Incoming) -> tuple[Any, Any] | None:

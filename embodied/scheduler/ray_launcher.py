@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import embodied.errors
 from embodied.errors import ConfigurationError, EmbodiedError, WorkerDied, WorkerError
+from embodied.scheduler.clocks import ClockOffset, aligned, measure
 from embodied.scheduler.cluster import Node, Placed, place
 from embodied.scheduler.flow import Flow
-from embodied.scheduler.host import Done, HostedEdge, HostedWorker, Rendezvous, WorkerHost, describe_failure
+from embodied.scheduler.host import HostedWorker, Rendezvous, WorkerHost, describe_failure
 from embodied.scheduler.launcher import Launcher, WorkerGroup
 from embodied.scheduler.plan import Plan
-from embodied.scheduler.routing import Route
+from embodied.scheduler.preflight import NodeAnswer, NodeFacts, Probe, check_nodes
 from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import write_spans
-from embodied.scheduler.transport import Location, choose
-from embodied.scheduler.weights import Bucket
+from embodied.scheduler.wiring import HostedEdge, Role, hosted_edges, needs_group, places_of, worker_name
 from embodied.system.termination import sigterm_kept
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,19 @@ class _HostActor:
 
     def __init__(self, hosted: HostedWorker) -> None:
         self._host = WorkerHost(hosted)
+        self._probe = Probe(ray.util.get_node_ip_address())
 
     async def do(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         try:
             return True, await getattr(self._host, method)(*arguments)
         except Exception as error:  # whatever it is must reach the launcher
             return False, describe_failure(error)
+
+    async def probe(self, method: str, *arguments: Any) -> Any:
+        return await asyncio.to_thread(getattr(self._probe, method), *arguments)
+
+    async def now(self) -> float:
+        return time.perf_counter()
 
     async def facts(self) -> tuple[str, int, int]:
         """This process's node address, a free port on it, and its process id."""
@@ -126,15 +134,20 @@ class RayLauncher(Launcher):
         self.groups, self.announced = {}, {}
         self._seed, self._deadline, self._address = seed, deadline, address
         self._started_ray = False
-        self._weight_edges: dict[int, tuple[str, str]] = {}
+        self._weight_edges: list[HostedEdge] = []
+        self._placed: dict[str, list[Placed]] = {}
+        self._facts: dict[str, NodeFacts] = {}  # by node id, where there are several
+        self._clocks: dict[str, ClockOffset] = {}  # of other nodes, when the run began
 
     async def start(self) -> None:
         """Start or join Ray, make all hosts, join them."""
         self._start_ray()
         nodes = cluster_nodes()
-        placed = place(self.flow, self.plan, nodes)
+        self._placed = placed = place(self.flow, self.plan, nodes)
         self._make_hosts(placed)
-        if self._needs_group(placed):
+        if len(self._nodes()) > 1:
+            await self._preflight(nodes)
+        if needs_group(self.flow, placed):
             await self._meet(placed)
         await together([group.hosts("create") for group in self.groups.values()])
         await self._join(placed)
@@ -188,42 +201,72 @@ class RayLauncher(Launcher):
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(spot.node.id, soft=False),
                 }
                 actors.append(actor.options(**options).remote(hosted))
-                names.append(f"{name}[{rank}]")
+                names.append(worker_name(name, rank))
             self.groups[name] = RayGroup(name, names, actors)
 
-    def _needs_group(self, placed: dict[str, list[Placed]]) -> bool:
-        """Collectives of a stage, and links between nodes, go through torch.distributed."""
-        collective = any(s.worker.collective and len(placed[n]) > 1 for n, s in self.flow.stages.items())
-        return collective or len({spot.node.id for spots in placed.values() for spot in spots}) > 1
+    def _nodes(self) -> dict[str, Any]:
+        """One of the run's processes on every node, by node id."""
+        found: dict[str, Any] = {}
+        for name, spots in self._placed.items():
+            for actor, spot in zip(self.groups[name].actors, spots, strict=True):
+                found.setdefault(spot.node.id, actor)
+        return found
 
-    def _places(self) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Every stage's places among all hosts, and how many there are."""
-        places: dict[str, tuple[int, ...]] = {}
-        count = 0
-        for name, group in self.groups.items():
-            places[name] = tuple(range(count, count + group.size))
-            count += group.size
-        return places, count
+    async def _preflight(self, nodes: list[Node]) -> None:
+        """Refuse nodes that do not fit together, and note how their clocks differ."""
+        names = {node.id: f"node{i} ({node.address})" for i, node in enumerate(nodes)}
+        voices = self._nodes()
+        places = {}
+        for node, actor in voices.items():
+            try:
+                self._facts[node] = await actor.probe.remote("facts")
+                places[node] = (nodes[[n.id for n in nodes].index(node)].address, await actor.probe.remote("listen"))
+            except RayError as error:
+                raise ConfigurationError(f"{names[node]} cannot run this project: {_reason(error)}") from None
+        answers = {}
+        for node, actor in voices.items():
+            others = {names[other]: place for other, place in places.items() if other != node}
+            answers[names[node]] = NodeAnswer(self._facts[node], await actor.probe.remote("reach", others))
+        await asyncio.gather(*(actor.probe.remote("close") for actor in voices.values()))
+        check_nodes(Probe("127.0.0.1").facts(), answers)
+        self._clocks = await self._measure_clocks()
+        for node, clock in self._clocks.items():
+            log.info("clock of %s: %+.4f s (+- %.4f)", names[node], clock.seconds, clock.error)
+
+    async def _measure_clocks(self) -> dict[str, ClockOffset]:
+        """Of every other node; processes of one node share its clock."""
+        own = ray.get_runtime_context().get_node_id()
+        return {node: await measure(actor.now.remote) for node, actor in self._nodes().items() if node != own}
 
     async def _meet(self, placed: dict[str, list[Placed]]) -> None:
         """One process group over all hosts, and one for every stage."""
         first = next(iter(self.groups.values()))
         address, port, _ = await first.actors[0].facts.remote()
-        places, count = self._places()
+        places = places_of(placed)
+        count = sum(map(len, placed.values()))
         cuda = any(spot.device.startswith("cuda") for spots in placed.values() for spot in spots)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+
+        def rendezvous(stage: str, rank: int) -> Rendezvous:
+            facts = self._facts.get(placed[stage][rank].node.id)
+            interface = None if facts is None else facts.interface
+            return Rendezvous(address, port, places[stage][rank], count, places, backend, interface)
+
         await together(
             [
-                group.host(rank, "meet", Rendezvous(address, port, places[name][rank], count, places, backend))
+                group.host(rank, "meet", rendezvous(name, rank))
                 for name, group in self.groups.items()
                 for rank in range(group.size)
             ]
         )
 
     async def _join(self, placed: dict[str, list[Placed]]) -> None:
-        edges = self._hosted_edges(placed)
-        inputs = {name: [e for e in edges if e.consumers[0].startswith(f"{name}[")] for name in self.groups}
-        outputs = {name: [e for e in edges if e.producers[0].startswith(f"{name}[")] for name in self.groups}
+        edges = hosted_edges(self.flow, placed)
+        self._weight_edges = [edge for edge in edges if edge.role is Role.WEIGHTS]
+        used = sorted({transport.value for edge in edges for transport in edge.transports.values()})
+        log.info("links between workers: %s", ", ".join(used))
+        inputs = {name: [e for e in edges if e.stages[1] == name] for name in self.groups}
+        outputs = {name: [e for e in edges if e.stages[0] == name] for name in self.groups}
         listening = {name: await group.hosts("listen", inputs[name]) for name, group in self.groups.items()}
         addresses = {
             (edge, producer, consumer): address
@@ -231,81 +274,18 @@ class RayLauncher(Launcher):
             for consumer, own in enumerate(by_rank)
             for (edge, producer), address in own.items()
         }
-        weights = set(self._weight_edges)
         await together(
-            [
-                group.hosts("join", inputs[name], outputs[name], weights, addresses)
-                for name, group in self.groups.items()
-            ]
-        )
-
-    def _hosted_edges(self, placed: dict[str, list[Placed]]) -> list[HostedEdge]:
-        edges: list[HostedEdge] = []
-        for edge in self.flow.edges:
-            ports = (edge.source.port.name, edge.target.port.name)
-            stages, kind = (edge.source.stage, edge.target.stage), edge.target.port.kind
-            items = self._hosted_edge(len(edges), str(edge), stages, placed, ports, kind, edge.room, edge.route)
-            edges.append(dataclasses.replace(items, ahead=edge.ahead))
-            if edge.ahead is not None and len(placed[stages[1]]) > 1:
-                name = f"receipts of {edge}"
-                back = self._hosted_edge(len(edges), name, stages[::-1], placed, ports, Done, edge.room, Route.OWNER)
-                edges.append(dataclasses.replace(back, receipts_of=items.number))
-        for edge in self.flow.weight_edges:
-            self._weight_edges[len(edges)] = (edge.source, edge.target)
-            name = f"weights of {edge.source} -> {edge.target}"
-            stages = (edge.source, edge.target)
-            edges.append(self._hosted_edge(len(edges), name, stages, placed, None, Bucket, 4, Route.OWNER))
-        used = sorted({t.value for e in edges for t in e.transports.values()})
-        log.info("links between workers: %s", ", ".join(used))
-        return edges
-
-    def _hosted_edge(
-        self,
-        number: int,
-        name: str,
-        stages: tuple[str, ...],
-        placed: dict[str, list[Placed]],
-        ports: tuple[str, str] | None,
-        kind: type,
-        capacity: int,
-        route: Route,
-    ) -> HostedEdge:
-        """An edge between stages; without ports it carries weights, which the first rank of a sharded source sends."""
-        grouped, (places, _) = self._needs_group(placed), self._places()
-        names = [tuple(self.groups[stage].names) for stage in stages]
-        producers = names[0] if ports else names[0][:1]
-        spots = [placed[stage] for stage in stages]
-        transports = {
-            (p, c): choose(
-                Location(spots[0][p].node.id, producer, spots[0][p].device, grouped),
-                Location(spots[1][c].node.id, consumer, spots[1][c].device, grouped),
-            )
-            for p, producer in enumerate(producers)
-            for c, consumer in enumerate(names[1])
-        }
-        source_port, target_port = ports or ("", "")
-        return HostedEdge(
-            number,
-            name,
-            source_port,
-            target_port,
-            kind,
-            capacity,
-            route,
-            producers,
-            names[1],
-            transports,
-            (places[stages[0]], places[stages[1]]),
-            (tuple(spot.device for spot in spots[0]), tuple(spot.device for spot in spots[1])),
+            [group.hosts("join", inputs[name], outputs[name], addresses) for name, group in self.groups.items()]
         )
 
     async def sync_weights(self, version: int) -> None:
         """Send every source's weights to all its targets."""
-        for number, (source, target) in self._weight_edges.items():
+        for edge in self._weight_edges:
+            source, target = edge.stages
             await together(
                 [
-                    self.groups[source].hosts("send_weights", number, version),
-                    self.groups[target].hosts("receive_weights", number, version),
+                    self.groups[source].hosts("send_weights", edge.number, version),
+                    self.groups[target].hosts("receive_weights", edge.number, version),
                 ]
             )
 
@@ -336,9 +316,17 @@ class RayLauncher(Launcher):
         return {key: seconds for part in parts for times in part for key, seconds in times.items()}
 
     async def write_trace(self, path: Path) -> None:
-        """Write the spans of all hosts; clocks of different nodes are not aligned."""
-        parts = await together([group.hosts("spans") for group in self.groups.values()])
-        write_spans([span for part in parts for spans in part for span in spans], path)
+        """Write the spans of all hosts, by this process's clock."""
+        after = await self._measure_clocks() if self._clocks else {}
+        spans = []
+        for name, group in self.groups.items():
+            for own, spot in zip(await group.hosts("spans"), self._placed[name], strict=True):
+                node = spot.node.id
+                if node in after:
+                    first, last = self._clocks[node], after[node]
+                    own = [(*who, aligned(begin, first, last), aligned(end, first, last)) for *who, begin, end in own]
+                spans += own
+        write_spans(spans, path, {"clocks": {node: dataclasses.asdict(clock) for node, clock in after.items()}})
 
     async def stop(self, error: BaseException | None) -> None:
         """Close all workers, end their processes, and Ray if it was started here."""

@@ -58,8 +58,11 @@ class Trace:
         write_spans(self.spans(), path)
 
 
-def write_spans(spans: list[tuple[str, str, str, float, float]], path: Path) -> None:
-    """Write spans of any number of workers as one trace-event file; time starts with the first of them."""
+def write_spans(
+    spans: list[tuple[str, str, str, float, float]], path: Path, notes: dict[str, object] | None = None
+) -> None:
+    """Write spans of any number of workers as one trace-event file; time starts with the first of them. notes: kept
+    beside them in the file."""
     start = min((span[3] for span in spans), default=0.0)
     workers = {w: i for i, w in enumerate(sorted({span[0] for span in spans}))}
     events: list[dict] = [
@@ -77,4 +80,4 @@ def write_spans(spans: list[tuple[str, str, str, float, float]], path: Path) -> 
                 "dur": round((end - begin) * 1e6, 1),
             }
         )
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": notes or {}}))

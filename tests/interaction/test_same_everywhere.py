@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -26,14 +27,15 @@ SMALL = [
 ]
 
 
-def one_iteration(tmp_path, *overrides):
-    """The trajectory, the learner's state afterwards, and the acting policy's weights."""
+def one_iteration(tmp_path, *overrides, granularity=None):
+    """The trajectory, the learner's state afterwards, and the acting policy's weights. granularity: by stage."""
     recipe = parse_recipe("test", compose_recipe("gym_cartpole_ppo_mlp", [*SMALL, *overrides]))
     flow = embodied_flow(recipe, tmp_path)
     plan = make_plan(recipe, flow)
     tap = flow.stage("tap", Tap, scales_with="items")
     flow.edge(flow.stages["env"].trajectories, tap.trajectories)
-    plan = dataclasses.replace(plan, stages={**plan.stages, "tap": StagePlan(devices=("cpu",))})
+    stages = {n: dataclasses.replace(s, granularity=(granularity or {}).get(n)) for n, s in plan.stages.items()}
+    plan = dataclasses.replace(plan, stages={**stages, "tap": StagePlan(devices=("cpu",))})
 
     async def scenario():
         async with make_launcher(flow, plan, seed=recipe.seed, cluster=recipe.cluster) as system:
@@ -83,9 +85,7 @@ def assert_same(result, reference, tolerance=0.0):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["cluster.workers.env=2"],
-        ["cluster.workers.env=3", "env.slots=2"],
-        ["env.slots=2"],
+        *([f"cluster.workers.env={n}", f"env.slots={k}"] for n in (1, 2, 3) for k in (1, 2) if (n, k) != (1, 1)),
         ["cluster.workers.policy=2", "cluster.workers.env=2"],
     ],
     ids=lambda o: " ".join(o),
@@ -94,20 +94,46 @@ def test_coroutines_in_any_number_give_the_same_bits(tmp_path, reference, overri
     assert_same(one_iteration(tmp_path, "cluster.launcher=inline", *overrides), reference)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "tolerance"),
-    [
-        (["cluster.placement=mixed", "cluster.workers.env=2", "env.slots=2"], 1e-6),
-        pytest.param(["cluster.workers.env=1"], 0.0, marks=pytest.mark.slow),
-        pytest.param(["cluster.workers.env=2", "env.slots=2"], 0.0, marks=pytest.mark.slow),
-        pytest.param(["cluster.placement=split", "cluster.workers.env=3"], 0.0, marks=pytest.mark.slow),
-        pytest.param(["cluster.memory_mib=0.012"], 0.0, marks=pytest.mark.slow),
-        pytest.param(
-            ["cluster.placement=split", "cluster.workers.policy=2", "env.slots=2"], 0.0, marks=pytest.mark.slow
-        ),
-    ],
-    ids=lambda o: " ".join(o) if isinstance(o, list) else "",
-)
-def test_processes_give_what_coroutines_give(tmp_path, reference, overrides, tolerance):
+@pytest.mark.parametrize("granularity", [{"env": 1}, {"env": 4, "learner": 30}, {"learner": 1}], ids=str)
+def test_trajectories_in_pieces_change_no_bit(tmp_path, reference, granularity):
+    options = ["cluster.launcher=inline", "cluster.workers.env=2"]
+    assert_same(one_iteration(tmp_path, *options, granularity=granularity), reference)
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """A Ray that all tests here use, instead of one each."""
+    ray = pytest.importorskip("ray")
+    ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=128 << 20)
+    yield
+    ray.shutdown()
+
+
+PLACEMENTS = {"shared": 0.0, "split": 0.0, "mixed": 1e-6}
+MATRIX = [
+    pytest.param(
+        [f"cluster.placement={placement}", f"cluster.workers.env={workers}", f"env.slots={slots}"],
+        tolerance,
+        None,
+        # the one that differs most from coroutines is always tested
+        marks=[] if (placement, workers, slots) == ("mixed", 2, 2) else pytest.mark.slow,
+        id=f"{placement} {workers} env workers {slots} slots",
+    )
+    for (placement, tolerance), workers, slots in itertools.product(PLACEMENTS.items(), (1, 2, 3), (1, 2))
+]
+OTHERS = [
+    pytest.param(options, tolerance, granularity, marks=pytest.mark.slow, id=" ".join(options) or "pieces")
+    for options, tolerance, granularity in [
+        (["cluster.memory_mib=0.012"], 0.0, None),
+        (["cluster.placement=split", "cluster.workers.policy=2", "cluster.workers.env=2", "env.slots=2"], 0.0, None),
+        (["cluster.placement=mixed", "cluster.workers.env=2"], 1e-6, {"env": 2, "learner": 30}),
+        ([], 0.0, {"env": 1, "learner": 30}),
+    ]
+]
+
+
+@pytest.mark.parametrize(("overrides", "tolerance", "granularity"), [*MATRIX, *OTHERS])
+def test_processes_give_what_coroutines_give(tmp_path, reference, one_ray, overrides, tolerance, granularity):
     """Bitwise with one learner; two learner ranks add their gradients in another order, hence 1e-6 (float32)."""
-    assert_same(one_iteration(tmp_path, "cluster.launcher=ray", *overrides), reference, tolerance)
+    result = one_iteration(tmp_path, "cluster.launcher=ray", *overrides, granularity=granularity)
+    assert_same(result, reference, tolerance)

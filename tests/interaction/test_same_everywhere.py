@@ -1,8 +1,10 @@
 """One iteration gives the same trajectories and the same parameters wherever its workers are."""
 
 import asyncio
+import collections
 import dataclasses
 import itertools
+import json
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from embodied.interaction.placement import make_plan
 from embodied.interaction.recipe import parse_recipe
 from embodied.scheduler import StagePlan
 from embodied.scheduler.launch import make_launcher
+from embodied.scheduler.trace import BUSY, LOAD, TRANSFER, WAIT
 from tests.interaction.tap import Tap
 
 SMALL = [
@@ -60,6 +63,7 @@ def one_iteration(tmp_path, *overrides, granularity=None):
                 states = await system.group("learner").call("state_dict")
             async with system.turn("policy"):
                 acting = await system.group("policy").call("acting_weights")
+            await system.write_trace(tmp_path / "trace.json")
             return record[0], states[0], acting[0]
 
     return asyncio.run(scenario())
@@ -137,3 +141,23 @@ def test_processes_give_what_coroutines_give(tmp_path, reference, one_ray, overr
     """Bitwise with one learner; two learner ranks add their gradients in another order, hence 1e-6 (float32)."""
     result = one_iteration(tmp_path, "cluster.launcher=ray", *overrides, granularity=granularity)
     assert_same(result, reference, tolerance)
+    check_trace(tmp_path / "trace.json", swapping="cluster.memory_mib=0.012" in overrides)
+
+
+def check_trace(path, swapping):
+    """Every rank's work, waits and transfers are in the trace, and its switching where it had to."""
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    seen = collections.defaultdict(set)
+    for event in events:
+        if event["ph"] == "X":
+            seen[names[event["tid"]]] |= {event["cat"], event["name"]}
+            assert event["dur"] >= 0
+    for worker, found in seen.items():
+        stage = worker.split("[")[0]
+        if stage in ("env", "policy", "learner"):
+            assert {BUSY, WAIT} <= found, worker
+        if swapping and stage in ("policy", "learner"):
+            assert {LOAD, "load", "unload"} <= found, worker
+    assert any(TRANSFER in found for found in seen.values())
+    assert {worker.split("[")[0] for worker in seen} == {"env", "policy", "learner", "tap"}

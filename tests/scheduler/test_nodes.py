@@ -1,5 +1,5 @@
-"""Several nodes: what is checked before a run, how clocks are brought together, and a run over two real Ray nodes of one
-machine, whose links are real torch.distributed links."""
+"""Several nodes: what is checked before a run, how clocks are brought together, and a run over two real Ray nodes of
+one machine, whose links are real torch.distributed links."""
 
 import asyncio
 import dataclasses

@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 
+import envs
 from embodied.errors import ConfigurationError
 from envs.api import Assignments
 from envs.maniskill.batched import BatchedManiSkill
 from envs.maniskill.config import ManiSkillConfig
-from envs.maniskill.experts import CONTROL_MODE, pick_cube
+from envs.maniskill.experts import CONTROL_MODE, pick_cube, push_cube
 from envs.maniskill.factory import make_batch
 from tests.envs.maniskill.stock_reference import everyone, random_actions, start, trajectory
 
@@ -34,6 +35,52 @@ def test_trajectory_after_a_different_past_is_equal_to_the_bit(task, reward, ste
     assert torch.equal(trajectory(env, 1, 5, actions), expected)
     env.close()
     fresh.close()
+
+
+def test_body_that_was_pushed_before_falls_asleep_at_the_same_moment():
+    """The engine keeps with each body how long it is to stay awake; a push prolongs it beyond a new pose's."""
+    config = ManiSkillConfig(id="maniskill/PushCube-v1", control_mode=CONTROL_MODE)
+    past, fresh = BatchedManiSkill(config, 1), BatchedManiSkill(config, 1)
+    kept = []
+    for env in (past, fresh):
+        if env is past:
+            start(env, [4])
+            for _ in range(8):  # until the fingers strike the cube
+                env.step(push_cube(env.observe().state), everyone(env))
+        start(env, [7])
+        cube, awake = next(b for b in env._env.scene.px.rigid_dynamic_components if "cube" in b.entity.name), []
+        for _ in range(15):  # the hand stays away, the cube rests on the table
+            env.step(torch.zeros(1, 7), everyone(env))
+            awake.append(not cube.is_sleeping)
+        kept.append((awake, env.observe().state))
+        env.close()
+    assert kept[1][0][0]
+    assert not kept[1][0][-1], "the cube rests and falls asleep"
+    assert kept[0][0] == kept[1][0]
+    assert torch.equal(kept[0][1], kept[1][1])
+
+
+def test_an_episode_saved_while_a_cube_is_pushed_goes_on_to_the_bit_elsewhere():
+    options = {"num_envs": 2, "processes": 0, "control_mode": CONTROL_MODE, "auto_reset": "disabled"}
+    with (
+        envs.make("maniskill/PushCube-v1", **options) as saved,
+        envs.make("maniskill/PushCube-v1", **options) as loaded,
+    ):
+        for seed, env in enumerate((saved, loaded)):
+            observation = env.reset(Assignments.from_seeds([4 + seed, 9 + seed]))
+            for _ in range(9):  # pasts of their own, each with contacts
+                observation = env.step(push_cube(observation.state)[:, None]).observation
+        observation = saved.reset(Assignments.from_seeds([3, 5]))
+        for _ in range(10):
+            observation = saved.step(push_cube(observation.state)[:, None]).observation
+        restored = loaded.load_state_dict(saved.state_dict())
+        assert torch.equal(restored.state, observation.state)
+        before = observation.state[:, 28:31].clone()
+        for _ in range(8):
+            actions = push_cube(observation.state)[:, None]
+            observation, other = saved.step(actions).observation, loaded.step(actions).observation
+            assert torch.equal(observation.state, other.state)
+        assert (observation.state[:, 28:31] - before).abs().amax() > 0.01, "a cube moved, so there were contacts"
 
 
 def test_environment_does_not_depend_on_batch_size_or_place():

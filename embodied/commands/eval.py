@@ -1,4 +1,5 @@
-"""`embodied eval POLICY [ENV]`: success rate with its interval over episodes that are each played exactly once."""
+"""`embodied eval POLICY [ENV]`: success rate with its interval over episodes that are each played exactly once, and a
+page with a film of every failure."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, of_reasoning_run, relative
+from embodied.commands.common import add_verb, command_line, of_reasoning_run, relative
 from embodied.errors import EXIT_DONE, RefusedInput
 
 
@@ -21,6 +22,8 @@ def add_parser(subparsers: Any) -> None:
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest",
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --episodes 256 --decode sample",
             "embodied eval my_policy maniskill/PushCube-v1 env.num_envs=32",
+            "embodied eval my_policy libero/libero_spatial --episodes 500 --films 100",
+            "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --dataset data/pushcube_by_policy",
         ],
     )
     parser.add_argument("policy", help="a run folder, one of its checkpoints, or a saved policy")
@@ -30,13 +33,21 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
     parser.add_argument("--out", type=Path, help="results file; by default in the run folder, or beside the policy")
+    parser.add_argument("--films", type=int, default=16, help="how many failures to film at most (default 16; 0: none)")
+    parser.add_argument("--fps", type=int, default=20, help="of the films, frames a second (default 20)")
+    parser.add_argument("--dataset", type=Path, metavar="DIR", help="also record the episodes as a dataset in DIR")
+    parser.add_argument("--keep", choices=("successes", "all"), default="successes", help="which of them (successes)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, write results.json, print the rate."""
+    """Evaluate, write results.json and its page, print the rate."""
     from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
+    from embodied.interaction.failures import film_failures
+    from embodied.report import build_evaluation_page
     from embodied.runs.versions import versions
 
+    if args.films < 0 or args.fps < 1:
+        raise RefusedInput(f"--films is {args.films}, --fps {args.fps}; expected at least 0 and at least 1")
     if of_reasoning_run(Path(args.policy)):
         raise RefusedInput(f"{args.policy} is a run of a language model; evaluate it: reasoning eval {args.policy}")
     policy = find_policy(args.policy)
@@ -45,7 +56,17 @@ def run(args: argparse.Namespace) -> int:
     out = writable(args.out or (find_run(args.policy) or policy) / "results.json")
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
-    write_results(record, out)
+    page = out.with_suffix(".html")
+    write_results(record, out)  # the numbers first: films take their time
+    if spec.has_success:
+        films = out.with_name(f"{out.stem}_films")
+        record["films"] = film_failures(
+            result, policy, env, options, films, most=args.films, fps=args.fps, device=device
+        )
+        write_results(record, out)
+    build_evaluation_page(record, page, command=command_line())
+    if spec.tasks > 1 and spec.has_success:
+        print(_task_table(record["tasks"]))
     metrics = result.metrics(spec.has_success)
     if spec.has_success:
         low, high = metrics["eval/success_once_low"], metrics["eval/success_once_high"]
@@ -54,7 +75,43 @@ def run(args: argparse.Namespace) -> int:
     print(f"return   {metrics['eval/return']:.3f}")
     print(f"length   {metrics['eval/length']:.1f} steps")
     print(f"{len(result.episodes)} episodes of {env.id}, {options.sampling.decode}; all of them in {relative(out)}")
+    filmed = record["films"]["episodes"]
+    print(f"page     {relative(page)}" + (f"  ({len(filmed)} films of failures)" if filmed else ""))
+    if args.dataset is not None:
+        print(_record(args, policy, env, options, device))
     return EXIT_DONE
+
+
+def _record(args: argparse.Namespace, policy: Path, env: Any, options: Any, device: str) -> str:
+    """Record the episodes as a dataset; returns what came of it."""
+    from embodied.interaction.evaluate import weight_hashes
+    from embodied.interaction.playback import playback_env
+    from embodied.interaction.recording import record_episodes
+    from policies import registry
+
+    usual = type(env)(id=env.id)
+    given = {name: value for name, value in dataclasses.asdict(env).items() if value != getattr(usual, name)}
+    origin = {
+        "policy": weight_hashes(policy),
+        "env": {"id": env.id, **given},
+        "protocol": dataclasses.asdict(options),
+        "keep": args.keep,
+    }
+    with playback_env(env, env.num_envs, pictures=False) as played:
+        kept = record_episodes(
+            registry.load(policy), played, options, args.dataset, keep=args.keep, origin=origin, device=device
+        )
+    return f"dataset  {relative(args.dataset)}  ({kept} episodes kept)"
+
+
+def _task_table(tasks: list[dict[str, Any]]) -> str:
+    """A line a task: successes, episodes, rate and interval."""
+    rows = []
+    for task in tasks:
+        low, high = task["interval"]
+        rate = f"{task['successes']}/{task['episodes']}  {task['successes'] / task['episodes']:6.1%}"
+        rows.append(f"{task['task']:4d}  {rate}  ({low:.0%} to {high:.0%})  {task['instruction']}".rstrip())
+    return "\n".join(rows)
 
 
 def target(args: argparse.Namespace) -> tuple[Any, Any, str]:

@@ -23,7 +23,7 @@ from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import single_device_plan
 from envs.api import EnvConfig, EnvSpec
-from policies.registry import DESCRIPTION, WEIGHTS
+from policies.registry import DESCRIPTION
 from sim_assets.trained import bundled_checkpoint
 
 
@@ -95,19 +95,23 @@ def results_record(
     options: EvaluationConfig,
     versions: dict[str, str],
 ) -> dict[str, Any]:
-    """results.json: protocol, versions, hashes, counts per task with 95 % Wilson intervals, and every episode."""
+    """results.json: protocol, versions, hashes, counts per task with 95 % Wilson intervals, every episode, no films."""
     per_task: dict[int, list[bool]] = collections.defaultdict(list)
     for episode in result.episodes:
         per_task[episode.task].append(episode.success_once)
+    # instructions belong to tasks one to one, or vary within a task and are then told by films alone
+    named = dict(enumerate(spec.instructions)) if len(spec.instructions) == spec.tasks else {}
     return {
-        "policy": {"folder": str(policy), "sha256": hashlib.sha256((policy / WEIGHTS).read_bytes()).hexdigest()},
+        "policy": {"folder": str(policy), "sha256": weight_hashes(policy)},
         "environment": dataclasses.asdict(env),
         "protocol": dataclasses.asdict(options),
         "versions": {**versions, **spec.versions},
         "metrics": result.metrics(spec.has_success),
+        "tasks_named": {str(task): text for task, text in named.items() if text},
         "tasks": [
             {
                 "task": task,
+                "instruction": named.get(task, ""),
                 "episodes": len(outcomes),
                 "successes": sum(outcomes),
                 "interval": wilson_interval(sum(outcomes), len(outcomes)),
@@ -115,7 +119,18 @@ def results_record(
             for task, outcomes in sorted(per_task.items())
         ],
         "episodes": result.table(),
+        "films": {"episodes": [], "missing": "No films were asked for."},
     }
+
+
+def weight_hashes(policy: Path) -> dict[str, str]:
+    """File name -> SHA-256 of every file of weights in a saved policy's folder."""
+    files = sorted([*policy.glob("*.safetensors"), *policy.glob("*.pt")])
+    hashes = {}
+    for path in files:
+        with path.open("rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def write_results(record: dict[str, Any], path: Path) -> None:

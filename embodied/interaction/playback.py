@@ -51,7 +51,9 @@ class PlayedStep:
 
 def playback_env(env: EnvConfig, num_envs: int, *, pictures: bool) -> VectorEnv:
     """Environments to play in: one slot, no resets of their own; `pictures` prepares them for drawing."""
-    plain = dataclasses.replace(env, num_envs=num_envs, slots=1, auto_reset="disabled", processes=None)
+    # as many processes as are useful for this number, unless there shall be none
+    processes = 0 if env.processes == 0 else None
+    plain = dataclasses.replace(env, num_envs=num_envs, slots=1, auto_reset="disabled", processes=processes)
     return registry.make(registry.with_rendering(plain) if pictures else plain)
 
 

@@ -293,7 +293,7 @@ def _videos(run: RunFolder) -> tuple[Video | None, Video | None, list[Video]]:
             notes[when] = f"{recorded[when]} is missing."
         chosen[when] = path or next((v for v in run.videos if v.stem.startswith(when)), None)
     pair = [
-        _video(run, chosen[when], f"{when.capitalize()} training")
+        video_on_page(run.path, chosen[when], f"{when.capitalize()} training")
         if chosen[when]
         else (Video(f"{when.capitalize()} training", "", "", notes[when]) if when in notes else None)
         for when in ("before", "after")
@@ -301,12 +301,14 @@ def _videos(run: RunFolder) -> tuple[Video | None, Video | None, list[Video]]:
     together = run.resolve(recorded.get("both"))  # the pair in one file, which the page shows as two
     used = {path.resolve() for path in [*chosen.values(), together] if path}
     others = [video for video in run.videos if video.resolve() not in used]
-    shown = [_video(run, video, str(video.relative_to(run.path / "videos"))) for video in others[-_MOST_RECORDINGS:]]
+    newest = others[-_MOST_RECORDINGS:]
+    shown = [video_on_page(run.path, video, str(video.relative_to(run.path / "videos"))) for video in newest]
     return pair[0], pair[1], shown
 
 
-def _video(run: RunFolder, path: Path, title: str) -> Video:
-    source = os.path.relpath(path.resolve(), run.path.resolve()).replace(os.sep, "/")
+def video_on_page(folder: Path, path: Path, title: str) -> Video:
+    """The video at `path` for a page in `folder`; a note in its place where it cannot be played."""
+    source = os.path.relpath(path.resolve(), folder.resolve()).replace(os.sep, "/")
     try:
         # half a second in: the scene is set, and a long video need not be decoded
         frame = list(itertools.islice(read_frames(path), 10))[-1]

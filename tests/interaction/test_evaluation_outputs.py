@@ -1,0 +1,176 @@
+"""What `embodied eval` leaves behind: numbers, a page with films of the failures, a dataset to learn from."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import policies
+from embodied.commands.main import main
+from embodied.datasets import FolderDataset, open_dataset
+from embodied.datasets.lerobot_export import export_lerobot
+from embodied.interaction.evaluate import evaluate_policy, results_record, weight_hashes
+from embodied.interaction.playback import play, playback_env
+from embodied.interaction.recipe import EvaluationConfig
+from embodied.report import build_evaluation_page
+from envs.gym import GymConfig
+from envs.registry import describe
+from envs.video import video_info
+from policies import registry
+from policies.api import Sampling
+
+CARTPOLE = GymConfig(id="gym/CartPole-v1", num_envs=3, processes=0, episode_steps=12)
+SAMPLED = EvaluationConfig(episodes=7, seed=4, sampling=Sampling())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A policy of chunks of three that nobody trained."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("policy")
+    interface = registry.interface_of(describe(CARTPOLE))
+    policies.save(policies.build("mlp", interface, seed=1, hidden=(8,), chunk=3), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(saved):
+    return evaluate_policy(saved, CARTPOLE, SAMPLED)
+
+
+@pytest.mark.parametrize("num_envs", [1, 8])
+def test_the_same_numbers_to_the_bit_for_any_number_of_environments(saved, evaluated, num_envs):
+    result, _ = evaluate_policy(saved, dataclasses.replace(CARTPOLE, num_envs=num_envs), SAMPLED)
+    assert result == evaluated[0]
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_episodes_played_again_action_by_action_are_those_of_the_evaluation(saved, evaluated, num_envs):
+    result, _ = evaluated
+    chosen = [5, 0, 3]
+    steps = {}
+    with playback_env(CARTPOLE, num_envs, pictures=False) as env:
+        for step in play(registry.load(saved), env, SAMPLED, chosen, device="cpu", pictures=False):
+            steps.setdefault(step.episode, []).append(step)
+    assert sorted(steps) == sorted(chosen)
+    for number, played in steps.items():
+        expected = result.episodes[number]
+        assert [step.step for step in played] == list(range(expected.length))
+        assert [step.ended for step in played] == [False] * (expected.length - 1) + [True]
+        assert sum(step.reward for step in played) == expected.returns
+        assert played[0].assignment == (expected.task, expected.initial_state, expected.seed)
+
+
+def test_results_tell_protocol_hashes_versions_and_counts(saved, evaluated):
+    result, spec = evaluated
+    record = results_record(result, spec, policy=saved, env=CARTPOLE, options=SAMPLED, versions={"embodied": "x"})
+    json.dumps(record)
+    assert record["protocol"]["sampling"]["decode"] == "sample"
+    assert record["versions"]["embodied"] == "x"
+    assert "gymnasium" in record["versions"]
+    assert record["policy"]["sha256"] == weight_hashes(saved)
+    assert re.fullmatch("[0-9a-f]{64}", record["policy"]["sha256"]["model.safetensors"])
+    assert [task["episodes"] for task in record["tasks"]] == [7]
+    assert len(record["episodes"]) == 7
+
+
+def test_sharded_weights_are_hashed_file_by_file(tmp_path):
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json"):
+        (tmp_path / name).write_text(name)
+    assert len(weight_hashes(tmp_path)) == 2
+
+
+def test_the_command_records_a_dataset_and_goes_on_with_it(saved, evaluated, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["eval", str(saved), "gym/CartPole-v1", "env.num_envs=3", "env.processes=0", "env.episode_steps=12"]
+    words += ["--episodes", "7", "--seed", "4", "--decode", "sample", "--out", "results.json"]
+    assert main([*words, "--dataset", "data", "--keep", "all"]) == 0
+    assert "7 episodes kept" in capsys.readouterr().out
+    dataset = FolderDataset(tmp_path / "data")
+    assert [len(episode) for episode in dataset] == [e.length for e in evaluated[0].episodes]
+    assert [float(episode.rewards.sum()) for episode in dataset] == [e.returns for e in evaluated[0].episodes]
+    assert dataset.origin["env"]["id"] == "gym/CartPole-v1"
+    before = (tmp_path / "data" / "episodes.jsonl").read_text()
+    assert main([*words, "--dataset", "data", "--keep", "all"]) == 0
+    assert (tmp_path / "data" / "episodes.jsonl").read_text() == before
+    assert main([*words, "--dataset", "data"]) == 2  # other episodes would be kept
+    assert "holds another recording" in capsys.readouterr().err
+    export_lerobot(dataset, tmp_path / "lerobot")
+    for ours, theirs in zip(dataset, open_dataset(tmp_path / "lerobot"), strict=True):
+        assert torch.equal(ours.labels, theirs.labels)
+        assert torch.equal(ours.state, theirs.state)
+    page = (tmp_path / "results.html").read_text()
+    assert "Return" in page
+
+
+def test_bad_options_are_refused(saved, capsys):
+    assert main(["eval", str(saved), "gym/CartPole-v1", "--films", "-1"]) == 2
+    assert "--films is -1" in capsys.readouterr().err
+
+
+def outcome(successes):
+    return {"task": 0, "initial_state": -1, "seed": 5, "length": 9, "returns": 1.5, "success_at_end": False} | {
+        "success_once": successes
+    }
+
+
+def test_the_page_shows_the_rate_tasks_and_a_film_of_every_failure(tmp_path):
+    (tmp_path / "results_films").mkdir()
+    from envs.video import VideoRecorder
+
+    with VideoRecorder(tmp_path / "results_films") as recorder:
+        recorder.add(0, np.zeros((32, 32, 3), np.uint8))
+        film = recorder.end_episode(0, False, "episode_0001")
+    record = {
+        "policy": {"folder": "p", "sha256": {"model.safetensors": "ab"}},
+        "environment": {"id": "test/World"},
+        "protocol": {"sampling": {"decode": "greedy"}, "seed": 3},
+        "versions": {"embodied": "0.1.0"},
+        "metrics": {
+            "eval/success_once": 0.5,
+            "eval/success_once_low": 0.1,
+            "eval/success_once_high": 0.9,
+            "eval/success_at_end": 0.0,
+            "eval/return": 1.5,
+            "eval/length": 9.0,
+            "eval/episodes": 2.0,
+        },
+        "tasks_named": {"0": "push <it>"},
+        "tasks": [{"task": 0, "instruction": "push <it>", "episodes": 2, "successes": 1, "interval": [0.1, 0.9]}],
+        "episodes": [outcome(True), outcome(False)],
+        "films": {"episodes": [{"episode": 1, "path": f"results_films/{film.name}", "same": False}], "missing": ""},
+    }
+    page = build_evaluation_page(record, tmp_path / "results.html", command="embodied eval p").read_text()
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert "50% of 2 episodes succeeded." in text
+    assert "10% to 90%" in text
+    assert "push &lt;it&gt;" in page
+    assert f'src="results_films/{film.name}"' in page
+    assert "came out differently" in page
+    assert "SHA-256 of model.safetensors" in page
+    assert "embodied eval p" in text
+
+
+@pytest.mark.slow
+def test_failures_of_a_simulator_are_filmed_for_the_page(tmp_path, monkeypatch):
+    """PushCube by a policy that nobody trained: every episode fails."""
+    monkeypatch.chdir(tmp_path)
+    from envs.maniskill.config import ManiSkillConfig
+
+    env = ManiSkillConfig(id="maniskill/PushCube-v1", num_envs=2, processes=1, episode_steps=6)
+    interface = registry.interface_of(describe(env))
+    policies.save(policies.build("mlp", interface, seed=1, hidden=(8,), chunk=2), tmp_path / "policy")
+    words = ["env.num_envs=2", "env.processes=1", "env.episode_steps=6", "--episodes", "4", "--films", "3"]
+    assert main(["eval", "policy", "maniskill/PushCube-v1", *words, "--out", "results.json"]) == 0
+    record = json.loads((tmp_path / "results.json").read_text())
+    films = record["films"]["episodes"]
+    assert [film["episode"] for film in films] == [0, 1, 2]
+    assert all(film["same"] for film in films)
+    assert "3 of 4 failures" in record["films"]["missing"]
+    page = (tmp_path / "results.html").read_text()
+    for film in films:
+        assert video_info(tmp_path / film["path"]).frames == 6
+        assert film["path"] in page

@@ -19,20 +19,24 @@ from reasoning.problems.record import Message, Problem, ask
 class ArithmeticConfig:
     """Sums and differences of several numbers, worked out from left to right.
 
-    terms: how many numbers, from and to. largest: the largest of the numbers.
+    terms: how many numbers, from and to. largest: the largest of the numbers. worked: share of the problems whose
+    solution is worked out; the others have the bare answer, as a teacher in a hurry gives it.
     """
 
     terms: tuple[int, int] = (3, 4)
     largest: int = 9
+    worked: float = 1.0
 
     def __post_init__(self) -> None:
         if not 2 <= self.terms[0] <= self.terms[1]:
             raise ValueError(f"terms is {self.terms}; expected two numbers, 2 or more, the smaller first")
         if self.largest < 1:
             raise ValueError(f"largest is {self.largest}; it must be at least 1")
+        if not 0 <= self.worked <= 1:
+            raise ValueError(f"worked is {self.worked}; it is a share, from 0 to 1")
 
     def problem(self, draw: random.Random, origin: str) -> Problem:
-        """One problem with its worked solution."""
+        """One problem with its solution."""
         numbers = [draw.randint(0, self.largest) for _ in range(draw.randint(*self.terms))]
         total, question, steps = numbers[0], str(numbers[0]), []
         for number in numbers[1:]:
@@ -41,7 +45,8 @@ class ArithmeticConfig:
             question += f"{sign}{number}"
             steps.append(f"{total}{sign}{number}={result}")
             total = result
-        return ask(f"{question}=", str(total), origin=origin, solution=f"{' '.join(steps)} \\boxed{{{total}}}")
+        worked = [*steps, ""] if draw.random() < self.worked else []
+        return ask(f"{question}=", str(total), origin=origin, solution=f"{' '.join(worked)}\\boxed{{{total}}}")
 
 
 @config

@@ -75,7 +75,7 @@ class CriticWorker(TrainedWorker):
                 with self.timed("value"):
                     group = dataclasses.replace(group, values=self._values(group))
                 kept.append(group)
-                await self.valued.put(group, key)
+                await self.valued.put(group, key, weight=group.weight)
         else:
             await self._value_together(kept)
         await self.valued.end()
@@ -91,7 +91,7 @@ class CriticWorker(TrainedWorker):
                     key, group = entries[number]
                     group = dataclasses.replace(group, values=self._values(group))
                     kept.append(group)
-                    await self.valued.put(group, key)
+                    await self.valued.put(group, key, weight=group.weight)
                 else:
                     one = torch.ones(1, dtype=torch.int64, device=self.context.device)
                     with torch.no_grad():

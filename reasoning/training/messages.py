@@ -68,6 +68,11 @@ class Group:
         """Members."""
         return len(self.lengths)
 
+    @property
+    def weight(self) -> float:
+        """What it costs a model to read it: tokens of all members, prompts included."""
+        return float(self.lengths.sum() + self.size * len(self.prompt))
+
 
 @dataclasses.dataclass(frozen=True)
 class Asked:

@@ -7,6 +7,7 @@ or judge the second, each to itself. mixed: generation has the first half, the o
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,10 @@ def make_plan(recipe: Recipe, flow: Flow) -> Plan:
     """The plan that the recipe's `cluster` asks for. Raises ConfigurationError when it cannot be."""
     check_placement(recipe)
     cluster = recipe.cluster
+    if cluster.plan is not None:
+        plan = Plan.load(Path(cluster.plan))
+        plan.check(flow)
+        return plan
     devices = _devices(recipe)
     generating, learning = _halves(cluster.placement, devices)
     stages = {}
@@ -47,6 +52,11 @@ def make_plan(recipe: Recipe, flow: Flow) -> Plan:
 def check_placement(recipe: Recipe) -> None:
     """Refuse a placement that cannot be, before anything is made. Raises ConfigurationError."""
     algorithm, cluster = recipe.algorithm, recipe.cluster
+    if cluster.plan == "auto":
+        raise ConfigurationError(
+            "cluster.plan=auto measures a recipe's stages, which it cannot do for this workload yet; give a plan.json, "
+            "or use cluster.placement"
+        )
     absent = {"reference": not algorithm.needs_reference, "critic": not algorithm.needs_values}
     there = [name for name in STAGES if not absent.get(name, False)]
     for table in ("workers", "devices"):

@@ -68,7 +68,7 @@ class ReferenceWorker(Worker):
         async for key, group in self.groups:
             with self.timed("reference"):
                 group = dataclasses.replace(group, reference=self._logprobs(group))
-            await self.referenced.put(group, key)
+            await self.referenced.put(group, key, weight=group.weight)
         await self.referenced.end()
 
     @torch.no_grad()

@@ -73,7 +73,7 @@ class RewardWorker(Worker):
             if self.options.hold:
                 self._held[group.number] = group
             else:
-                await self.graded.put(group, key=group.number)
+                await self.graded.put(group, key=group.number, weight=group.weight)
 
         async with asyncio.TaskGroup() as tasks:
             async for _, group in self.groups:
@@ -93,7 +93,8 @@ class RewardWorker(Worker):
         """Hand on those of the held groups, and forget the others."""
         for number in numbers:
             if number in self._held:
-                await self.graded.put(self._held[number], key=number)
+                group = self._held[number]
+                await self.graded.put(group, key=number, weight=group.weight)
         self._held.clear()
         await self.graded.end()
 

@@ -35,7 +35,10 @@ from embodied.scheduler.worker import Worker, WorkerContext
 
 @dataclasses.dataclass(frozen=True)
 class HostedWorker:
-    """What a host is told about its worker."""
+    """What a host is told about its worker.
+
+    cores: that it is pinned to; none: any. threads: of the tensor library, at most as many as it has cores.
+    """
 
     worker: type[Worker]
     options: Any
@@ -46,6 +49,7 @@ class HostedWorker:
     seed: int
     deadline: float
     cores: tuple[int, ...]
+    threads: int
     granularity: int | None
     slots: int
 
@@ -86,7 +90,7 @@ class WorkerHost:
     def __init__(self, hosted: HostedWorker) -> None:
         if hosted.cores:
             os.sched_setaffinity(0, hosted.cores)
-        torch.set_num_threads(1)
+        torch.set_num_threads(min(hosted.threads, len(hosted.cores) or hosted.threads))
         self.trace = Trace()
         self._hosted = hosted
         self._context = WorkerContext(

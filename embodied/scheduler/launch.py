@@ -15,4 +15,5 @@ def make_launcher(flow: Flow, plan: Plan, *, seed: int, cluster: ClusterConfig) 
         return InlineLauncher(flow, plan, seed=seed, deadline=cluster.deadline_seconds)
     from embodied.scheduler.ray_launcher import RayLauncher  # loads Ray
 
-    return RayLauncher(flow, plan, address=cluster.address, seed=seed, deadline=cluster.deadline_seconds)
+    options = {"address": cluster.address, "threads": cluster.threads}
+    return RayLauncher(flow, plan, seed=seed, deadline=cluster.deadline_seconds, **options)

@@ -22,7 +22,8 @@ class ClusterConfig:
     and simulator processes. None: launcher, placement, workers and devices say it.
     memory_mib: state (weights, optimiser) that a device may hold at once; above it stages swap. None: no limit.
     restarts: how often a run starts its workers again, from its latest checkpoint, after the process of one has died.
-    threads: of the tensor library in this process. deadline_seconds: how long any single wait may take before it is an
+    threads: of the tensor library in every process that computes, at most the cores that a worker is pinned to; sums
+    may round differently with another number. deadline_seconds: how long any single wait may take before it is an
     error."""
 
     device: str = "auto"

@@ -127,12 +127,14 @@ class RayLauncher(Launcher):
 
     groups: dict[str, RayGroup]  # type: ignore[assignment]
 
-    def __init__(self, flow: Flow, plan: Plan, *, seed: int, deadline: float, address: str | None = None) -> None:
+    def __init__(
+        self, flow: Flow, plan: Plan, *, seed: int, deadline: float, address: str | None = None, threads: int = 1
+    ) -> None:
         flow.validate()
         plan.check(flow)
         self.flow, self.plan = flow, plan
         self.groups, self.announced = {}, {}
-        self._seed, self._deadline, self._address = seed, deadline, address
+        self._seed, self._deadline, self._address, self._threads = seed, deadline, address, threads
         self._started_ray = False
         self._weight_edges: list[HostedEdge] = []
         self._placed: dict[str, list[Placed]] = {}
@@ -178,22 +180,10 @@ class RayLauncher(Launcher):
 
     def _make_hosts(self, placed: dict[str, list[Placed]]) -> None:
         actor = ray.remote(_HostActor)
-        for name, stage in self.flow.stages.items():
+        for name in self.flow.stages:
             actors, names = [], []
             for rank, spot in enumerate(placed[name]):
-                hosted = HostedWorker(
-                    stage.worker,
-                    stage.options,
-                    name,
-                    rank,
-                    len(placed[name]),
-                    spot.device,
-                    self._seed,
-                    self._deadline,
-                    spot.cores,
-                    self.plan.stages[name].granularity,
-                    self.plan.stages[name].slots,
-                )
+                hosted = self._hosted(name, rank, spot)
                 options = {
                     "num_cpus": 0,
                     "max_concurrency": 1000,
@@ -203,6 +193,23 @@ class RayLauncher(Launcher):
                 actors.append(actor.options(**options).remote(hosted))
                 names.append(worker_name(name, rank))
             self.groups[name] = RayGroup(name, names, actors)
+
+    def _hosted(self, name: str, rank: int, spot: Placed) -> HostedWorker:
+        stage, plan = self.flow.stages[name], self.plan.stages[name]
+        return HostedWorker(
+            worker=stage.worker,
+            options=stage.options,
+            stage=name,
+            rank=rank,
+            world=len(plan.devices),
+            device=spot.device,
+            seed=self._seed,
+            deadline=self._deadline,
+            cores=spot.cores,
+            threads=self._threads,
+            granularity=plan.granularity,
+            slots=plan.slots,
+        )
 
     def _nodes(self) -> dict[str, Any]:
         """One of the run's processes on every node, by node id."""

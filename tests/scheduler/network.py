@@ -9,7 +9,7 @@ import dataclasses
 
 from embodied.scheduler import Flow, Input, Output, Plan, Route, StagePlan, Worker
 from embodied.scheduler.cluster import Node, place
-from embodied.scheduler.host import HostedWorker, WorkerHost
+from embodied.scheduler.host import WorkerHost
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.ray_launcher import RayGroup, RayLauncher
 from embodied.scheduler.transport import record
@@ -91,31 +91,17 @@ class Hosted(RayLauncher):
     """The Ray launcher without Ray."""
 
     async def start(self):
-        placed = place(self.flow, self.plan, [Node("a", "127.0.0.1", cores=1, gpus=0)])
-        for name, stage in self.flow.stages.items():
-            placing, world = self.plan.stages[name], len(placed[name])
-            hosts = [
-                WorkerHost(
-                    HostedWorker(
-                        stage.worker,
-                        stage.options,
-                        name,
-                        rank,
-                        world,
-                        "cpu",
-                        self._seed,
-                        self._deadline,
-                        (),
-                        placing.granularity,
-                        placing.slots,
-                    )
-                )
-                for rank in range(world)
-            ]
+        self._placed = placed = place(self.flow, self.plan, [Node("a", "127.0.0.1", cores=2, gpus=0)])
+        for name, spots in placed.items():
+            hosts = [WorkerHost(self._hosted(name, rank, spot)) for rank, spot in enumerate(spots)]
+            world = len(hosts)
             self.groups[name] = LocalGroup(name, [f"{name}[{i}]" for i in range(world)], hosts)
             for host in hosts:
                 await host.create()
         await self._join(placed)
+
+    def _hosted(self, name, rank, spot):
+        return super()._hosted(name, rank, dataclasses.replace(spot, cores=()))  # this process is not to be pinned
 
     async def stop(self, error):
         for group in self.groups.values():

@@ -3,6 +3,8 @@
 import asyncio
 import os
 
+import torch
+
 from embodied.scheduler import Input, Output, Worker
 
 
@@ -20,6 +22,9 @@ class Producer(Worker):
     async def die(self):
         os._exit(7)
 
+    async def cores_and_threads(self):
+        return sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+
     async def raise_an_error(self):
         raise ValueError("a number of mine is bad")
 
@@ -35,3 +40,9 @@ class Consumer(Worker):
 
     async def run(self):
         return sum([number async for _, number in self.numbers]), self.producer
+
+    async def die_after(self, count):
+        async for _ in self.numbers:
+            count -= 1
+            if not count:
+                os._exit(7)

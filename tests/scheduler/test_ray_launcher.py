@@ -12,19 +12,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embodied.errors import DeadlineExceeded, WorkerError
-from embodied.scheduler import Flow, Plan, StagePlan
+from embodied.errors import DeadlineExceeded, WorkerDied, WorkerError
+from embodied.scheduler import Flow, Plan, Route, StagePlan
 from embodied.scheduler.ray_launcher import RayLauncher
 from tests.scheduler.ray_workers import Consumer, Producer
 
 
-def launcher(producers=2, deadline=60.0):
+def launcher(producers=2, consumers=1, deadline=60.0, route=Route.SPREAD, devices=None, threads=1):
     flow = Flow("test")
     producer = flow.stage("producer", Producer, scales_with="items")
     consumer = flow.stage("consumer", Consumer, scales_with="items")
-    flow.edge(producer.numbers, consumer.numbers, capacity=2)
-    stages = {"producer": StagePlan(devices=("cpu",) * producers), "consumer": StagePlan(devices=("cpu",))}
-    return RayLauncher(flow, Plan(flow="test", launcher="ray", stages=stages), seed=0, deadline=deadline)
+    flow.edge(producer.numbers, consumer.numbers, capacity=2, route=route)
+    stages = {
+        "producer": StagePlan(devices=devices or ("cpu",) * producers),
+        "consumer": StagePlan(devices=("cpu",) * consumers),
+    }
+    plan = Plan(flow="test", launcher="ray", stages=stages)
+    return RayLauncher(flow, plan, seed=0, deadline=deadline, threads=threads)
 
 
 def ray_processes():
@@ -69,6 +73,37 @@ def test_results_failures_and_a_dead_process_and_nothing_is_left_behind():
         time.sleep(0.2)
     assert set(ray_processes()) - before == set()
     assert shared_memory() - memory == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", [Route.SPREAD, Route.READY])
+def test_the_death_of_a_consumer_ends_the_producers_waits_and_names_it(route):
+    async def scenario():
+        async with launcher(consumers=2, route=route) as system:
+            started = time.monotonic()
+            with pytest.raises(WorkerDied, match=r"consumer\[1\]"):
+                await system.together(
+                    system.group("producer").call("run", 100_000),
+                    system.group("consumer").call_one(0, "run"),
+                    system.group("consumer").call_one(1, "die_after", 20),
+                )
+            assert time.monotonic() - started < 30
+            assert "consumer[1]" in await system.dead()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_workers_are_pinned_to_their_share_of_the_cores_and_have_no_more_threads():
+    cores = os.cpu_count()
+
+    async def scenario():
+        async with launcher(producers=2, devices=("cpu:0", "cpu:1"), threads=64) as system:
+            return await system.group("producer").call("cores_and_threads")
+
+    (first, threads), (second, _) = asyncio.run(scenario())
+    assert not set(first) & set(second)
+    assert threads == len(first) == cores // 2
 
 
 @pytest.mark.slow

@@ -85,8 +85,8 @@ def answer(mode: str, item: Any) -> Any:
 
 
 class SharedMemory:
-    """This project's shared-memory link; both ends wait by `spin` seconds of looking, then asleep. `form` makes the item
-    to send."""
+    """This project's shared-memory link; both ends wait by `spin` seconds of looking, then asleep. `form` makes what is
+    sent."""
 
     def __init__(self, spin: float = doorbell.SPIN_SECONDS, form: Callable[[Workload], Any] = Workload.tensors) -> None:
         doorbell.SPIN_SECONDS = spin
@@ -375,7 +375,8 @@ def bars(medians: dict[str, dict[str, float]]) -> str:
             f"- 1 KB round trip: {small:.0f} µs, asyncio {asynchronous:.0f} µs (bar: under 60)",
             f"- 10 MB delivered at {of_memcpy:.0%} of the memcpy rate (bar: over 50 %)",
             f"- 10 MB delivered {over_ray[RAY_TENSORS]:.1f} times as fast as Ray delivers a tensor (bar: over 10), "
-            f"{over_ray[RAY]:.1f} times as fast as it delivers an array (one memcpy and a 1 KB round trip: {limit:.1f})",
+            f"{over_ray[RAY]:.1f} times as fast as it delivers an array "
+            f"(one memcpy and a 1 KB round trip: {limit:.1f})",
         ]
     )
 

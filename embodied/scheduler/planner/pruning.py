@@ -30,31 +30,21 @@ class Bounds:
                 area[unit] = np.minimum(area[unit], (table.resources * times[:, None]).min(axis=0))
                 shortest[unit] = min(shortest[unit], times.min())
         self.possible = bool(np.isfinite(shortest).all())
-        reach = [0] * count
+        self.reach = reach = [0] * count
         for unit in range(count):
             for earlier in bits(problem.before[unit]):
                 reach[unit] |= reach[earlier] | 1 << earlier
         self.area_outside: dict[int, np.ndarray] = {}
-        self.serial_outside: dict[int, float] = {}
-        self.related: dict[int, float] = {}
+        self.spread: dict[int, float] = {}
         self.partners: dict[int, list[tuple[int, bool]]] = {}
         for part in problem.parts:
             others = [u for u in range(count) if not part >> u & 1]
             self.area_outside[part] = area[others].sum(axis=0) if others else np.zeros(len(problem.columns))
-            # a unit that needs all items together never overlaps what comes before or after it
-            alone = [
-                u
-                for u in others
-                if problem.max_pieces(u) == 1 and all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))
-            ]
-            chain = all(reach[b] >> a & 1 or reach[a] >> b & 1 for a in alone for b in alone if a < b)
-            times = [shortest[u] for u in alone]
-            self.serial_outside[part] = sum(times) if chain else max(times, default=0.0)
-            related = [u for u in others if all(reach[u] >> m & 1 or reach[m] >> u & 1 for m in bits(part))]
-            spread = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
-            self.related[part] = max([spread, *(shortest[u] for u in related)])
+            related = [u for u in others if all(self._ordered(u, m) for m in bits(part))]
+            self.spread[part] = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
             self.partners[part] = [(u, u in related) for u in others]
         self.shortest = shortest
+        self.chains: dict[tuple[int, int, int | None], float] = {}
         self.limits = [self._limits(unit) for unit in range(count)]
 
     def _limits(self, unit: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -77,10 +67,28 @@ class Bounds:
     def outside(self, part: int, pieces: int) -> float:
         """Seconds that the units outside add at least to latency + (pieces - 1) period of rows of `part`.
 
-        A unit that comes before or after all of the part meets it at some pipeline of at most `pieces` pieces, or in
-        turn with it; there a piece passes one side after the other, and the units of the other side need at least their
-        area on all devices, or the shortest of their times, for a piece."""
-        return max(self.serial_outside[part], self.related[part] / pieces)
+        Units that come before or after all of the part, and before or after each other, are passed by a piece one after
+        another: latencies add up, in turn and along data beside each other. Such a unit meets the part at some pipeline
+        of at most `pieces` pieces, or in turn with it, so it adds its least time for a piece of that many; one that
+        needs all items together is in no pipeline and adds all of its time. Together, the units of one side need at
+        least their area on all devices for a piece."""
+        return max(self.chain(part, pieces, None), self.spread[part] / pieces)
+
+    def chain(self, part: int, pieces: int, without: int | None) -> float:
+        """The longest such chain of units outside a part; of those before or after one of them, without it."""
+        key = (part, pieces, without)
+        if key not in self.chains:
+            longest: dict[int, float] = {}
+            for unit, related in self.partners[part]:  # units are in topological order
+                if related and (without is None or self._ordered(unit, without)):
+                    alone = self.problem.max_pieces(unit) == 1
+                    before = (longest[u] for u in longest if self.reach[unit] >> u & 1)
+                    longest[unit] = max(before, default=0.0) + self.shortest[unit] / (1 if alone else pieces)
+            self.chains[key] = max(longest.values(), default=0.0)
+        return self.chains[key]
+
+    def _ordered(self, a: int, b: int) -> bool:
+        return bool(self.reach[a] >> b & 1 or self.reach[b] >> a & 1)
 
     def promising(self, part: int, pieces: int, table: Table, *, streams: bool = False) -> Table:
         """Rows that may be part of a schedule within the bound. streams: the rows are also those of a stream.
@@ -92,19 +100,21 @@ class Bounds:
         if math.isinf(self.bound):
             return table
         least = table.latency + (pieces - 1) * table.period
-        keep = least + self.outside(part, self.problem.pieces[-1] if streams else pieces) <= self.bound
+        finest = self.problem.pieces[-1] if streams else pieces
+        keep = least + self.outside(part, finest) <= self.bound
         area = table.resources * least[:, None] + self.area_outside[part]
         keep &= (area <= self.problem.capacity * self.bound).all(axis=1)
         if not keep.all():
             table, least = table.take(keep), least[keep]
-        keep = self._leaves_room(part, table, least, np.zeros(len(table)) if streams else table.latency)
+        keep = self._leaves_room(part, finest, table, least, np.zeros(len(table)) if streams else table.latency)
         return table.take(keep) if not keep.all() else table
 
-    def _leaves_room(self, part: int, table: Table, least: np.ndarray, first: np.ndarray) -> np.ndarray:
+    def _leaves_room(self, part: int, pieces: int, table: Table, least: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Rows that leave every unit outside either the time to run in turn with them, or the devices to run beside.
 
         In turn, its least time comes on top. Beside, it has the devices that the row leaves; with data passing between
-        the two, the row's latency (`first`) comes on top of its time, and its latency on top of the row's time."""
+        the two, the row's latency (`first`) comes on top of its time, and its latency on top of the row's time. A piece
+        passes the other units outside besides, see `outside`."""
         keep = np.ones(len(table), bool)
         for unit, related in self.partners[part]:
             in_turn = least + self.shortest[unit]
@@ -115,5 +125,6 @@ class Bounds:
                     beside = np.maximum(beside, np.maximum(least + latency[left], total[left] + first))
                 else:
                     beside = np.maximum(beside, total[left])
-            keep &= np.minimum(in_turn, beside) <= self.bound
+            others = self.chain(part, pieces, unit) if related else 0.0
+            keep &= np.minimum(in_turn, beside) + others <= self.bound
         return keep

@@ -68,6 +68,12 @@ def search(problem: Problem, style: Style = Style.ANY) -> list[Candidate]:
     return found
 
 
+def _whole(columns: np.ndarray, steps: int = costs.MEMORY_STEPS) -> list[np.ndarray]:
+    """Columns whose values are multiples of 1 / steps as whole numbers. Memory is compared up to twice a device: a
+    limit above that (infinite: nothing else needs any) is never reached."""
+    return [*np.rint(np.minimum(columns, 2.0 if steps > 1 else np.inf) * steps).astype(np.int64).T]
+
+
 def _nothing_fits(problem: Problem, style: Style) -> str:
     kinds = ", ".join(f"{int(n)} {k}s of {g}" for (g, k), n in zip(problem.columns, problem.capacity, strict=True))
     named = "" if style is Style.ANY else f" {style.value}"
@@ -134,8 +140,8 @@ class _Search:
         table = table.take(self._in_style(missing))
         if not len(table):
             return None
-        steps = [*table.resources.T, *table.idle.T, *table.running.T]
-        steps += [*table.missing.T] if self.style is Style.MIXED else []
+        steps = _whole(table.resources, 1) + _whole(table.idle) + _whole(table.running)
+        steps += _whole(table.missing, 1) if self.style is Style.MIXED else []
         table = table.take(unbeaten([table.latency, table.period], steps))
         return table if self.effort is Effort.ALL else table.take(self._sparse_rows(table.resources))
 
@@ -199,11 +205,11 @@ class _Search:
         times = [table.latency]
         if not np.array_equal(table.period, table.latency):
             times.append(table.period)
-        columns = [*table.resources.T]
-        columns += [*np.maximum(table.idle, self.free_idle[part]).T]
-        columns += [*np.maximum(table.running, self.free_running[part]).T]
+        columns = _whole(table.resources, 1)
+        columns += _whole(np.maximum(table.idle, self.free_idle[part]))
+        columns += _whole(np.maximum(table.running, self.free_running[part]))
         if self.style is Style.MIXED:
-            columns += [*table.missing.T]
+            columns += _whole(table.missing, 1)
         return table.take(unbeaten(times, columns))
 
     # -- rows of several units

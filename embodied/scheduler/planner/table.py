@@ -50,7 +50,7 @@ MANY = 512
 def unbeaten(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:
     """Indices of rows that no other row is at most as high as in every column; one of equal rows stays.
 
-    times: one or two columns of many different values. steps: columns of few (devices, rounded memory)."""
+    times: one or two columns of many different values. steps: columns of whole numbers (devices, steps of memory)."""
     if len(times[0]) > MANY:
         # among rows of equal steps only the times decide: a sort instead of a comparison with every other row
         few = _within_groups(times, steps)
@@ -59,20 +59,26 @@ def unbeaten(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:
 
 
 def _within_groups(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:
-    group = np.zeros(len(times[0]), int)
+    group = np.zeros(len(times[0]), np.int64)
+    span = 1
     for column in steps:
-        values, index = np.unique(column, return_inverse=True)
-        group = group * len(values) + index
-        if len(values) > 1:
+        low = column.min()
+        width = int(column.max() - low) + 1
+        if span * width > 2**62:
             group = np.unique(group, return_inverse=True)[1]  # small again: no overflow
+            span = len(group)
+        group = group * width + (column - low)
+        span *= width
     order = np.lexsort((*times[::-1], group))
     group, last = group[order], times[-1][order]
     new = np.ones(len(order), bool)
     new[1:] = group[1:] != group[:-1]
     if len(times) == 1:
         return order[new]
-    # the lowest of the last column so far in each group: ranks keep groups apart in one running minimum
-    rank = np.unique(last, return_inverse=True)[1] - group * (len(last) + 1)
+    # the lowest of the last column so far in each group: numbers keep groups apart in one running minimum
+    rank = np.empty(len(last), np.int64)
+    rank[np.argsort(last, kind="stable")] = np.arange(len(last))
+    rank -= np.cumsum(new) * (len(last) + 1)
     lowest = np.minimum.accumulate(rank)
     keep = new.copy()
     keep[1:] |= rank[1:] < lowest[:-1]
@@ -132,9 +138,14 @@ BLOCK = 256
 def _general(columns: list[np.ndarray]) -> np.ndarray:
     """Rows by rising sum of their scaled columns, so that only an earlier one can beat a later one and the first ones
     beat most of the others; compared block by block with those that remain."""
-    # ranks in place of values compare alike, and small integers compare several times faster
-    ranks = [np.unique(column, return_inverse=True)[1] for column in columns]
-    matrix = np.stack(ranks, axis=1).astype(np.int16 if len(columns[0]) < 2**15 else np.int32)
+    # small integers compare several times faster, and ranks in place of values compare alike
+    numbers = [
+        column - column.min()
+        if column.dtype.kind == "i" and int(column.max() - column.min()) < 2**15
+        else np.unique(column, return_inverse=True)[1]
+        for column in columns
+    ]
+    matrix = np.stack(numbers, axis=1).astype(np.int16 if len(columns[0]) < 2**15 else np.int32)
     score = (matrix / np.maximum(matrix.max(axis=0), 1)).sum(axis=1)
     order = np.argsort(score, kind="stable")
     matrix = matrix[order]

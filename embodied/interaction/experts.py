@@ -170,7 +170,7 @@ class StateExpert:
 
 def maniskill_expert(config: Any, batch: BatchEnv) -> Expert:
     """See `envs.maniskill.experts`. Raises ConfigurationError for a task or a control mode without an expert."""
-    from envs.maniskill.experts import EXPERTS, TURNING, without_turns
+    from envs.maniskill.experts import EXPERTS, STRAIGHT, TURNING, without_turns
 
     if config.task not in EXPERTS:
         raise ConfigurationError(
@@ -183,7 +183,7 @@ def maniskill_expert(config: Any, batch: BatchEnv) -> Expert:
                 f"The scripted expert of {config.id} turns the hand, which env.control_mode=pd_ee_delta_pos cannot; "
                 "leave env.control_mode out."
             )
-        expert = without_turns(expert)
+        expert = without_turns(STRAIGHT.get(config.task, expert))
     return StateExpert(expert)
 
 

@@ -18,7 +18,7 @@ class ManiSkillBatch(BatchEnv):
     """n environments of one task.
 
     Subclasses keep `_full` (float32 [n, S], the simulator's state) and, where the policy sees images and not the full
-    state, `_sensed` up to date when `_refresh` returns.
+    state, `_sensed` up to date when `_refresh` returns; and `_ids` int64 [n], what each is told to do, after resets.
     """
 
     _full: torch.Tensor
@@ -49,7 +49,7 @@ class ManiSkillBatch(BatchEnv):
         return Observation(
             state=shown[index],
             instruction_ids=self._ids[index],
-            instruction=[self.spec.instructions[0]] * len(index),
+            instruction=[self.spec.instructions[i] for i in self._ids[index].tolist()],
             images=self._images(index.tolist()) if self.spec.cameras else None,
             privileged=None if self._sensed is None else self._full[index],
         )

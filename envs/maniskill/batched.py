@@ -50,6 +50,7 @@ class BatchedManiSkill(ManiSkillBatch):
         seeds = self._check_assignments(assignments)
         if len(rows) > 0:
             self._env.start_episodes(rows.tolist(), seeds)
+            self._ids = getattr(self._env, "instruction_ids", self._ids).clone()
             self._started[rows] = True
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:

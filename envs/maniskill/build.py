@@ -26,10 +26,14 @@ from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.episodes import cuda_task
 from envs.maniskill.instructions import instruction
 from envs.maniskill.lowpoly import lowpoly_task
+from envs.maniskill.put_on_plate.task import PutOnPlate
 from envs.maniskill.quiet import without_graphics, without_noise, without_questions
 from envs.maniskill.scene import batched_task
 from envs.maniskill.stock import stock_task
 from envs.maniskill.variation import VARIATIONS, smooth_reward, spread_task
+from sim_assets import locate, needed_by
+from sim_assets.catalogue import RL4VLA_TASKS
+from sim_assets.resolve import how_to_get
 
 logger = logging.getLogger("envs.maniskill")
 _process_device: str | None = None
@@ -37,6 +41,8 @@ _process_device: str | None = None
 
 def registered_task(config: ManiSkillConfig) -> RegisteredTask:
     """The registry entry of the configured task. Raises ConfigurationError or AssetError before anything is built."""
+    if config.id in RL4VLA_TASKS:
+        _refuse_rl4vla(config)
     if config.task not in REGISTERED_ENVS:
         near = difflib.get_close_matches(config.task, REGISTERED_ENVS, n=1, cutoff=0.5)
         hint = f"Did you mean maniskill/{near[0]}? " if near else ""
@@ -45,7 +51,8 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
         )
     task = REGISTERED_ENVS[config.task]
     varied = config.task in VARIATIONS
-    rewards = {"sparse", *task.cls.SUPPORTED_REWARD_MODES, *(["smooth"] if varied else [])} - {"none"}
+    smooth = ["smooth"] if varied or hasattr(task.cls, "potential") else []
+    rewards = {"sparse", *task.cls.SUPPORTED_REWARD_MODES, *smooth} - {"none"}
     if config.reward not in rewards:
         raise ConfigurationError(
             f"Task {config.task} has no reward {config.reward!r} (env.reward). "
@@ -59,8 +66,18 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
         raise ConfigurationError(
             f"Task {config.task} cannot be spread (env.spread); tasks that can: {', '.join(sorted(VARIATIONS))}."
         )
+    if config.split != "in" and not issubclass(task.cls, PutOnPlate):
+        raise ConfigurationError(f"Task {config.task} has no splits (env.split={config.split}); PutOnPlate-v1 has.")
     _check_assets(task)
     return task
+
+
+def _refuse_rl4vla(config: ManiSkillConfig) -> None:
+    missing = [asset for asset in needed_by(config.id) if locate(asset) is None]
+    if missing:
+        raise AssetError(
+            f"{config.id} is RL4VLA's. " + " ".join(f"{asset.title}: {how_to_get(asset)}" for asset in missing)
+        )
 
 
 def _check_assets(task: RegisteredTask) -> None:
@@ -106,6 +123,8 @@ def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu
     }
     if config.robot is not None:
         options["robot_uids"] = config.robot
+    if issubclass(task.cls, PutOnPlate):
+        options["split"] = config.split
     drawn = task.cls if config.spread == (1.0, 1.0) else spread_task(task.cls, config.task, config.spread)
     drawn = drawn if config.robot_visual == "stock" else lowpoly_task(drawn)
     if batch is None:
@@ -219,7 +238,7 @@ def task_spec(
         state_dim=state_dim,
         cameras=policy_cameras(env, config),
         privileged_dim=privileged_dim,
-        instructions=(instruction(config.task),),
+        instructions=getattr(env, "instructions", None) or (instruction(config.task),),
         episode_steps=limit if config.episode_steps is None else config.episode_steps,
         control_hz=float(env.control_freq),
         has_success=has_success,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from embodied.config import config
 from envs.api import EnvConfig
+from envs.maniskill.put_on_plate.things import SplitName
 
 
 @config
@@ -17,6 +18,7 @@ class ManiSkillConfig(EnvConfig):
     control_mode: how actions move the robot; None takes the robot's default.
     reward: "dense" and "normalized_dense" are shaped by the task, "sparse" is 1 at success; "smooth" is a
         potential without gates from 0 to 1, and 1 more at success, for reward_form: relative (three tasks know it).
+    split: which variations of PutOnPlate-v1 occur: "in" for training, the others differ from it in one respect each.
     robot: robot id, e.g. "panda"; None takes the task's default.
     image_size: height and width of every policy camera; None keeps the task's own size.
     cameras: names of the policy cameras; None takes all that the task has.
@@ -37,6 +39,7 @@ class ManiSkillConfig(EnvConfig):
     obs: Literal["state", "rgb", "rgb+state"] = "state"
     control_mode: str | None = None
     reward: Literal["dense", "normalized_dense", "sparse", "smooth"] = "normalized_dense"
+    split: SplitName = "in"
     robot: str | None = None
     image_size: int | None = None
     cameras: tuple[str, ...] | None = None

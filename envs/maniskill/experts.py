@@ -7,6 +7,7 @@ the task's state observation, float32 [n, S], and returns actions, float32 [n, 7
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -45,9 +46,9 @@ def _square_turn(hand: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
     return (side - fingers + quarter / 2) % quarter - quarter / 2
 
 
-def _take(state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
-    """Actions that bring open fingers around a cube from above and close them."""
-    turn = _square_turn(hand[:, 3:], cube[:, 3:])
+def _take(state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor, turning: bool = True) -> torch.Tensor:
+    """Actions that bring open fingers around a cube from above, square to it if `turning`, and close them."""
+    turn = _square_turn(hand[:, 3:], cube[:, 3:]) if turning else torch.zeros(len(state))
     away = (hand[:, :2] - cube[:, :2]).norm(dim=1)
     over = (away < 0.012) & (turn.abs() < 0.1)
     low = over & ((hand[:, 2] - cube[:, 2]).abs() < 0.012)
@@ -108,15 +109,39 @@ def pull_cube(state: torch.Tensor) -> torch.Tensor:
     return _shove(state, -1.0)
 
 
+def put_on_plate(state: torch.Tensor, turning: bool = True) -> torch.Tensor:
+    """PutOnPlate-v1: take the object, lift it, bring it over the plate, lower it, let go and leave."""
+    hand, grasped, thing = state[:, 18:25], state[:, 25] > 0.5, state[:, 26:33]
+    surface, rest = thing[:, :3] + state[:, 43:46], state[:, 46]
+    offset = thing[:, :3] - surface
+    away = offset[:, :2].norm(dim=1)
+    placed = (away < 0.03) & (offset[:, 2] < rest + 0.005)
+    height = torch.stack([torch.zeros_like(rest), torch.zeros_like(rest), rest], dim=1)
+    over, high = away < 0.015, offset[:, 2] > rest + 0.05
+    straight_up = torch.cat([thing[:, :2], surface[:, 2:] + height[:, 2:] + 0.08], dim=1)
+    above = surface + height + _up(0.07)
+    aim = torch.where(over[:, None], surface + height, torch.where(high[:, None], above, straight_up))
+    none = torch.zeros(len(state))
+    carry = _act(hand[:, :3], hand[:, :3] + aim - thing[:, :3], torch.tensor(_CLOSED), none)
+    rise = torch.where(state[:, _FINGER] < 0.035, 0.0, 0.06)  # the fingers open first
+    leave = _act(hand[:, :3], hand[:, :3] + rise[:, None] * _up(1.0), torch.tensor(_OPEN), none)
+    action = torch.where(grasped[:, None], carry, _take(state, hand, thing, turning))
+    return torch.where(placed[:, None], leave, action)
+
+
 EXPERTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "PickCube-v1": pick_cube,
     "StackCube-v1": stack_cube,
     "PushCube-v1": push_cube,
     "PullCube-v1": pull_cube,
+    "PutOnPlate-v1": put_on_plate,
 }
 
 TURNING = frozenset({"PickCube-v1", "StackCube-v1"})
 """Tasks whose experts turn the hand, and so need control of its rotation."""
+
+STRAIGHT = {"PutOnPlate-v1": functools.partial(put_on_plate, turning=False)}
+"""Experts for `without_turns` that do without turning what they would do better with it."""
 
 _TRANSLATION_AND_GRIPPER = [0, 1, 2, 6]
 

@@ -47,6 +47,8 @@ class StockManiSkill(ManiSkillBatch):
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             with construction(self._config):
                 full, info = self._envs[row].reset(seed=seed)
+            if hasattr(self._envs[row], "instruction_ids"):
+                self._ids[row] = self._envs[row].instruction_ids[0]
             self._show(row, full, info)
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:

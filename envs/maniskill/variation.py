@@ -87,4 +87,5 @@ def spread_task(task: type[BaseEnv], task_id: str, factors: tuple[float, float])
 
 def smooth_reward(env: BaseEnv, task_id: str, success: torch.Tensor) -> torch.Tensor:
     """float32 [n]: the task's potential, and 1 more where it has succeeded."""
-    return VARIATIONS[task_id].potential(env).float() + success.float()
+    potential = env.potential() if hasattr(env, "potential") else VARIATIONS[task_id].potential(env)
+    return potential.float() + success.float()

@@ -87,13 +87,12 @@ def _record(args: argparse.Namespace, policy: Path, env: Any, options: Any, devi
     from embodied.interaction.evaluate import weight_hashes
     from embodied.interaction.playback import playback_env
     from embodied.interaction.recording import record_episodes
+    from embodied.interaction.rollout_recorder import changed_options
     from policies import registry
 
-    usual = type(env)(id=env.id)
-    given = {name: value for name, value in dataclasses.asdict(env).items() if value != getattr(usual, name)}
     origin = {
         "policy": weight_hashes(policy),
-        "env": {"id": env.id, **given},
+        "env": changed_options(env),
         "protocol": dataclasses.asdict(options),
         "keep": args.keep,
     }

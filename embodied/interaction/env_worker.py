@@ -16,6 +16,7 @@ import torch
 
 from embodied.interaction.assignments import TrainingAssignments
 from embodied.interaction.messages import Collected, Decision, FinishedEpisode, Question, Rollout
+from embodied.interaction.rollout_recorder import RecorderPlan, RolloutRecorder, prepared
 from embodied.interaction.trajectory import Trajectory, TrajectoryBuilder
 from embodied.scheduler import Input, Output, Worker, WorkerContext
 from embodied.scheduler.routing import balanced_range
@@ -32,11 +33,13 @@ _NAP_SECONDS = 5e-5
 class EnvWorkerOptions:
     """env: the environments of all workers of the stage together; each worker has a balanced, contiguous part of them,
     in whole groups for every slot of the plan. group_size: environments of one GRPO group.
-    fresh: every rollout starts with new episodes instead of going on with those under way."""
+    fresh: every rollout starts with new episodes instead of going on with those under way.
+    record: what of training to film and to keep as a dataset; None: nothing."""
 
     env: EnvConfig
     group_size: int = 1
     fresh: bool = False
+    record: RecorderPlan | None = None
 
 
 class EnvWorker(Worker):
@@ -54,6 +57,7 @@ class EnvWorker(Worker):
         self.options: EnvWorkerOptions = options
         self._episodes: list[FinishedEpisode] = []
         self._observation: Observation | None = None  # where the episodes under way stand; None: none are
+        self._recorder: RolloutRecorder | None = None
 
     async def setup(self, announced: Mapping[str, Any]) -> EnvSpec:
         """Start the simulators and announce what they are."""
@@ -61,6 +65,8 @@ class EnvWorker(Worker):
         slots = self.context.slots
         unit = slots * self.options.group_size
         own = balanced_range(rank, world, env.num_envs // unit)
+        if self.options.record is not None:
+            env = prepared(env, self.options.record.options)
         with self.timed("start simulators"):
             self.env: VectorEnv = registry.make(dataclasses.replace(env, num_envs=len(own) * unit, slots=slots))
         self.assignments = TrainingAssignments(self.context.seed, self.env.spec, self.options.group_size)
@@ -69,9 +75,13 @@ class EnvWorker(Worker):
         return self.env.spec
 
     async def close(self) -> None:
-        """Stop the simulators."""
-        if hasattr(self, "env"):
-            self.env.close()
+        """Finish what was recorded and stop the simulators."""
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            if hasattr(self, "env"):
+                self.env.close()
 
     async def collect(self, rollout: Rollout) -> Collected:
         """Act for `rollout.decisions` decisions in every environment and hand the trajectory on."""
@@ -111,7 +121,14 @@ class EnvWorker(Worker):
                 break
             assert decision.output is not None
             groups = self.assignments.group_ids(streams, self._rounds[rows])
+            recorder = self._recording(decision.output.actions.shape[1])
+            if recorder is not None:
+                with self.timed("record"):
+                    recorder.before(rows, observation, decision.output)
             result = await self._act(slot, decision.output.actions)
+            if recorder is not None:
+                with self.timed("record"):
+                    recorder.after(rows, result, self._rounds)
             builder.add(t, rows, decision, self._without_ignored_ends(result), torch.from_numpy(streams), groups)
             self._note_episodes(result, rows)
             observation = result.observation
@@ -194,6 +211,14 @@ class EnvWorker(Worker):
         with self.timed("simulate" if self.env.slots == 1 else "receive"):
             return self.env.recv(slot)
 
+    def _recording(self, chunk: int) -> RolloutRecorder | None:
+        """The recorder, made when it is first known how many actions a decision has."""
+        plan = self.options.record
+        if plan is not None and self._recorder is None:
+            rank, world, total = self.context.rank, self.context.world, self.options.env.num_envs
+            self._recorder = RolloutRecorder(plan, self.env, self._indices, total, rank, world, chunk)
+        return self._recorder
+
     def _without_ignored_ends(self, result: StepResult) -> StepResult:
         """Terminations that were recorded but ended nothing are none to the learner."""
         if not self.options.env.ignore_terminations:
@@ -201,6 +226,8 @@ class EnvWorker(Worker):
         return dataclasses.replace(result, terminated=torch.zeros_like(result.terminated))
 
     def _start_episodes(self) -> Observation:
+        if self._recorder is not None:
+            self._recorder.abandon(self._rounds)
         self._rounds += 1
         return self.env.reset(self.assignments.at(self._indices, self._rounds))
 

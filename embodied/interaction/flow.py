@@ -8,15 +8,25 @@ from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
 from embodied.interaction.learner_worker import LearnerWorker, LearnerWorkerOptions
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.recipe import Recipe
+from embodied.interaction.rollout_recorder import RecorderPlan, changed_options
 from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from embodied.scheduler.flow import MANY
 
 
-def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
-    """Training: env <-> policy -> learner, and weights from the learner back to the policy."""
+def embodied_flow(recipe: Recipe, alarms: Path, videos: Path | None = None) -> Flow:
+    """Training: env <-> policy -> learner, and weights from the learner back to the policy.
+
+    alarms: folder where the batch behind an alarm is saved. videos: folder of what `recipe.record` wants to be filmed
+    on the way; None records nothing.
+    """
     flow = Flow("embodied")
     group_size = recipe.algorithm.group_size
-    env_options = EnvWorkerOptions(recipe.env, group_size=group_size, fresh=recipe.rollout.start == "fresh")
+    env_options = EnvWorkerOptions(
+        recipe.env,
+        group_size=group_size,
+        fresh=recipe.rollout.start == "fresh",
+        record=None if videos is None else _recorder_plan(recipe, videos),
+    )
     policy_options = PolicyWorkerOptions(recipe.policy, recipe.rollout.forward_rows)
     learner_options = LearnerWorkerOptions(recipe.policy, recipe.algorithm, recipe.learner, alarms)
     env = flow.stage("env", EnvWorker, env_options, scales_with="environments", needs=CPU)
@@ -28,3 +38,17 @@ def embodied_flow(recipe: Recipe, alarms: Path) -> Flow:
     flow.edge(env.trajectories, learner.trajectories, route=Route.SPLIT, capacity=max(MANY, recipe.env.num_envs))
     flow.weights(learner, policy, apart=recipe.algorithm.max_staleness > 0)
     return flow
+
+
+def _recorder_plan(recipe: Recipe, videos: Path) -> RecorderPlan | None:
+    options = recipe.record
+    if not options.every and options.dataset is None:
+        return None
+    origin = {
+        "recipe": recipe.name,
+        "policy": recipe.policy.name,
+        "seed": recipe.seed,
+        "env": changed_options(recipe.env),
+        "keep": options.keep,
+    }
+    return RecorderPlan(options, videos, origin)

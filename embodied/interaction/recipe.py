@@ -9,6 +9,7 @@ from typing import Any, Literal
 from embodied.config import config, parse
 from embodied.errors import ConfigurationError, suggest
 from embodied.interaction.algorithm import AlgorithmConfig, check_levels
+from embodied.interaction.rollout_recorder import RecordConfig
 from embodied.learner.learner import LearnerConfig
 from embodied.runs.options import CheckpointConfig, LoggerConfig, RunConfig
 from embodied.scheduler.options import ClusterConfig, resolve_device
@@ -68,18 +69,6 @@ class GoalConfig:
             raise ValueError(f"in_a_row is {self.in_a_row}, env_steps {self.env_steps}; both must be at least 1")
         if self.minutes is not None and self.minutes <= 0:
             raise ValueError(f"minutes is {self.minutes}; it must be above 0, or null for no limit")
-
-
-@config
-class RecordConfig:
-    """episodes: filmed before and after training (0: none). fps: of the video."""
-
-    episodes: int = 4
-    fps: int = 20
-
-    def __post_init__(self) -> None:
-        if self.episodes < 0 or self.fps < 1:
-            raise ValueError(f"episodes is {self.episodes}, fps {self.fps}; expected episodes >= 0 and fps >= 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +192,11 @@ def check(recipe: Recipe) -> None:
     if micro is not None and ((batch or samples) % micro or micro > (batch or samples)):
         faults.append(
             _divide("learner.global_batch", batch or samples, "learner.micro_batch", micro, vary="learner.micro_batch")
+        )
+    if recipe.record.dataset is not None and (recipe.policy.chunk or 1) > 1:
+        faults.append(
+            f"record.dataset needs every control step, but policy.chunk is {recipe.policy.chunk} and the simulator "
+            "shows the ends of chunks only; record afterwards instead: embodied eval RUN --dataset DIR"
         )
     if recipe.goal.at_least is not None and recipe.evaluation.every == 0:
         faults.append(

@@ -61,7 +61,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
         nonlocal state
         began = time.perf_counter()
         placed = planned(recipe, plan)
-        flow = embodied_flow(placed, folder.path / "alarms")
+        flow = embodied_flow(placed, folder.path / "alarms", folder.videos / "training")
         async with make_launcher(flow, plan, seed=recipe.seed, cluster=recipe.cluster) as system:
             run = TrainingRun(placed, folder, system, screen)
             try:

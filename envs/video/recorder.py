@@ -6,6 +6,7 @@ The caller pays for one copy of each picture into shared memory; drawing and enc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from embodied.errors import DeadlineExceeded, RefusedInput, WorkerError
 from envs.video.overlay import Overlay
@@ -259,10 +261,19 @@ def _finish(ring: RingWriter, process: subprocess.Popen[bytes], deadline_s: floa
     if os.getpid() != owner:
         return  # a forked process ends; the recording is its parent's
     ring.close()
+    _hurry(process.pid)
     try:
         process.wait(deadline_s)
     except subprocess.TimeoutExpired:
         return  # reported by `close`; the process needs nobody to finish its files
+
+
+def _hurry(pid: int) -> None:
+    """Somebody waits now: give the recording process and its encoders our own priority, where that is allowed."""
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            os.setpriority(os.PRIO_PROCESS, process.pid, priority)
 
 
 def _as_pixels(frame: Any) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The Ray launcher on this machine: results, failures, and that nothing is left behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -65,14 +66,21 @@ async def scenario_of_everything():
         assert time.monotonic() - started < 30
 
 
-def test_results_failures_and_a_dead_process_and_nothing_is_left_behind():
+@contextlib.contextmanager
+def nothing_left_behind():
+    """No process of Ray and no name in shared memory is there afterwards that was not before."""
     before, memory = set(ray_processes()), shared_memory()
-    asyncio.run(scenario_of_everything())
+    yield
     end = time.monotonic() + 20
     while set(ray_processes()) - before and time.monotonic() < end:
         time.sleep(0.2)
     assert set(ray_processes()) - before == set()
     assert shared_memory() - memory == set()
+
+
+def test_results_failures_and_a_dead_process_and_nothing_is_left_behind():
+    with nothing_left_behind():
+        asyncio.run(scenario_of_everything())
 
 
 @pytest.mark.slow
@@ -112,13 +120,15 @@ def test_a_wait_past_its_deadline_names_who_waited_for_whom():
         async with launcher(deadline=10.0) as system:
             await system.together(system.group("producer").call("wait_for_ever"), system.group("consumer").call("run"))
 
-    with pytest.raises(DeadlineExceeded, match=r"consumer\[0\] waited 10 s .* producer\[0\], producer\[1\]"):
+    with (
+        nothing_left_behind(),
+        pytest.raises(DeadlineExceeded, match=r"consumer\[0\] waited 10 s .* producer\[0\], producer\[1\]"),
+    ):
         asyncio.run(scenario())
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process_and_leaves_no_memory(tmp_path):
-    before, memory = set(ray_processes()), shared_memory()
     script = textwrap.dedent("""
         import asyncio
         from tests.scheduler.test_ray_launcher import launcher
@@ -130,19 +140,15 @@ def test_ctrl_c_ends_every_process_and_leaves_no_memory(tmp_path):
 
         asyncio.run(main())
     """)
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout.readline() == "up\n"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) != 0
-    process.stdout.close()
-    end = time.monotonic() + 20
-    while set(ray_processes()) - before and time.monotonic() < end:
-        time.sleep(0.2)
-    assert set(ray_processes()) - before == set()
-    assert shared_memory() - memory == set()
+    with nothing_left_behind():
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) != 0
+        process.stdout.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from embodied.scheduler import ACCELERATOR, CPU, Flow
+from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from reasoning.training.critic_worker import CriticWorker, CriticWorkerOptions
 from reasoning.training.generate_worker import GenerateWorker, GenerateWorkerOptions
 from reasoning.training.learner_worker import LearnerWorker, LearnerWorkerOptions
@@ -63,7 +63,8 @@ def reasoning_flow(
         needs=CPU,
     )
     flow.edge(prompts.questions, generate.questions, capacity=_CAPACITY)
-    flow.edge(generate.groups, reward.groups, capacity=_CAPACITY)
+    # whoever has least to grade; a reward does not depend on who gives it
+    flow.edge(generate.groups, reward.groups, capacity=_CAPACITY, route=Route.READY)
     last = reward.graded
     if algorithm.needs_reference:
         source = recipe.model.reference or model

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from embodied.errors import ConfigurationError
 from embodied.interaction import profiling
+from embodied.interaction.cost_profile import build_profile
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.placement import check_env_workers, make_plan
 from embodied.interaction.recipe import Recipe, check
@@ -94,7 +95,7 @@ def kept_profile(recipe: Recipe) -> FlowProfile | None:
 
 def refresh_profile(recipe: Recipe, say: Callable[[str], None]) -> FlowProfile:
     """Measure the recipe and keep its profile."""
-    profile = profiling.measured_profile(recipe, say)
+    profile = build_profile(recipe, profiling.measure(recipe, say))
     path = profiling.profile_path(recipe)
     cache.write_cached(profile, path)
     say(f"profile: {path}")

@@ -1,4 +1,4 @@
-"""What a recipe's stages cost here: short real runs of its flow at a few sizes, and a cost profile fitted to them.
+"""What a recipe's stages cost here: short real runs of its flow at a few sizes; `cost_profile` fits a profile to them.
 
 Every run is the training loop without evaluations: collect, learn, publish, with all workers in this process. Sizes are
 the recipe's number of environments and halves of it, with simulators in this process, in one of their own and in as
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 import embodied
@@ -31,27 +30,12 @@ from embodied.interaction.recipe import Recipe, check
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import single_device_plan
 from embodied.scheduler.planner import cache
-from embodied.scheduler.planner.fit import fit_time
-from embodied.scheduler.planner.profile import (
-    Cluster,
-    CycleProfile,
-    EdgeProfile,
-    FlowProfile,
-    Measurement,
-    MemoryModel,
-    NodeGroup,
-    StageCost,
-    StageProfile,
-    SwitchModel,
-    WeightsProfile,
-)
 from embodied.scheduler.trace import BUSY
 from envs import registry as env_registry
 
 REPEATS = 4  # measured iterations of every size, after one that warms up
 MOST_DECISIONS = 64  # of a measured rollout: every decision costs the same, so a long rollout is not needed
 MOST_SLOTS = 4
-_ROOM = 0.9  # share of a GPU's memory that stages may use; the rest is the driver's and fragmentation's
 _SETUP_SPANS = ("start simulators", "build policy", "build learner")
 
 
@@ -79,8 +63,7 @@ class Timing:
     """What one size took, a value an iteration. env, policy: seconds of a decision round. learner: of an update.
 
     acting, learning: seconds of an iteration that the trace of policy and learner shows. starting: seconds to start all
-    workers. switch: seconds to unload and
-    load policy and learner again, and the bytes that moved; None on CPUs."""
+    workers. switch: seconds to unload the learner and load it again, and the bytes that moved; None on CPUs."""
 
     setting: Setting
     env: list[float]
@@ -95,11 +78,11 @@ class Timing:
 
 def profile_path(recipe: Recipe) -> Path:
     """Where the profile of this recipe on this machine is kept."""
-    return cache.cached_profile_path(recipe.name, _costs(recipe), _PACKAGES)
+    return cache.cached_profile_path(recipe.name, _costs(recipe), PACKAGES)
 
 
 # the code that stages run; what only commands and reports need changes no cost
-_PACKAGES = (
+PACKAGES = (
     *(Path(embodied.__file__).parent / name for name in ("algorithms", "interaction", "learner", "scheduler")),
     *(Path(package.__file__ or "").parent for package in (envs, policies)),
 )
@@ -114,8 +97,8 @@ def _costs(recipe: Recipe) -> dict[str, Any]:
     return {"env": env, "cluster": cluster} | {name: values[name] for name in names}
 
 
-def measured_profile(recipe: Recipe, say: Callable[[str], None], repeats: int = REPEATS) -> FlowProfile:
-    """Measure every size and fit. say: told what is measured. Raises ConfigurationError when no size can be measured.
+def measure(recipe: Recipe, say: Callable[[str], None], repeats: int = REPEATS) -> list[Timing]:
+    """Run every size. say: told what is measured. Raises ConfigurationError when no size can be.
 
     Must not be called from inside an event loop; it runs its own.
     """
@@ -134,7 +117,7 @@ def measured_profile(recipe: Recipe, say: Callable[[str], None], repeats: int = 
             f"{statistics.median(timing.policy) * 1e3:.2f} ms a decision, learner "
             f"{statistics.median(timing.learner):.2f} s an update ({time.perf_counter() - began:.1f} s)"
         )
-    return build_profile(recipe, timings)
+    return timings
 
 
 def cores() -> int:
@@ -267,161 +250,8 @@ async def _switch(system: InlineLauncher, device: str) -> tuple[float, int]:
     return time.perf_counter() - began, size
 
 
-# -- from timings to a profile
-
-
-def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
-    """Cost models of the three stages, fitted to `timings`; the first one is of the recipe's own size."""
-    on_gpu = recipe.device() != "cpu"
-    rounds = recipe.rollout.decisions
-    whole = recipe.env.num_envs
-    kind = "accelerator" if on_gpu else "cpu"
-    # simulators: what the pool's hand-over costs lies between one process and none, see `_hop`
-    simulating = [
-        _measurement(t.setting.num_envs, max(1, t.setting.processes), t.env)
-        for t in timings
-        if t.setting.processes != 1
-    ]
-    own = [t for t in timings if t.setting.processes == 0]
-    deciding = [_measurement(t.setting.num_envs, 1, t.policy) for t in own]
-    decisions = {t.setting: _measured_decisions(recipe, t.setting) for t in own}
-    learning = [_measurement(t.setting.num_envs * decisions[t.setting], 1, t.learner) for t in own]
-    memory, switch = _memory(own) if on_gpu else ({}, None)
-    one_worker = None if on_gpu else 1
-    env_kind = kind if on_gpu and env_registry.in_process(recipe.env) else "cpu"
-    stages = {
-        "env": StageProfile(
-            items=whole,
-            on={env_kind: StageCost(time=fit_time(simulating), measurements=tuple(simulating))},
-            pooled=env_kind == "cpu",
-        ),
-        "policy": StageProfile(
-            items=whole,
-            on={
-                kind: StageCost(
-                    time=fit_time(deciding),
-                    memory=memory.get("policy", MemoryModel()),
-                    switch=switch,
-                    max_replicas=one_worker,
-                    measurements=tuple(deciding),
-                )
-            },
-            traced=_share([t.acting for t in own], [[p * decisions[t.setting] for p in t.policy] for t in own]),
-        ),
-        "learner": StageProfile(
-            items=whole * rounds,
-            on={
-                kind: StageCost(
-                    time=fit_time(learning),
-                    memory=memory.get("learner", MemoryModel()),
-                    switch=switch,
-                    max_replicas=one_worker,
-                    measurements=tuple(learning),
-                )
-            },
-            traced=_share([t.learning for t in own], [t.learner for t in own]),
-        ),
-    }
-    group = NodeGroup(
-        accelerators_per_node=torch.cuda.device_count() if on_gpu else 0,
-        cores_per_node=cores(),
-        accelerator_memory_bytes=_ROOM * torch.cuda.get_device_properties(0).total_memory if on_gpu else 0.0,
-        host_memory_bytes=float(psutil.virtual_memory().total),
-    )
-    hop, per_item = _hop(timings)
-    return FlowProfile(
-        flow="embodied",
-        stages=stages,
-        edges=(
-            EdgeProfile(source="policy", target="env", latency_seconds=hop, seconds_per_item=per_item),
-            EdgeProfile(source="env", target="policy"),
-            EdgeProfile(source="env", target="learner"),
-        ),
-        cluster=Cluster(groups={"local": group}),
-        cycles=(
-            CycleProfile(
-                stages=("policy", "env"), rounds=rounds, max_slots=MOST_SLOTS, slot_counts=_slot_counts(recipe)
-            ),
-        ),
-        weights=(WeightsProfile(source="learner", target="policy"),),
-        recipe=recipe.name,
-        hardware=cache.hardware(),
-        code=cache.code_version(_PACKAGES),
-        source="measured by short real runs of the recipe",
-        assumptions=_assumptions(on_gpu),
-        unit="environment steps",
-        amount=float(recipe.steps_per_iteration),
-        start_seconds=max(t.starting for t in timings),
-    )
-
-
-def _assumptions(on_gpu: bool) -> tuple[str, ...]:
-    common = ("a decision costs the same at every point of a rollout", "weights are handed over in no time")
-    if not on_gpu:
-        return (*common, "policy and learner have one worker each")
-    return (*common, "policy and learner were measured on one accelerator: n of them do an n-th of the work each")
-
-
-def _measured_decisions(recipe: Recipe, setting: Setting) -> int:
+def measured_decisions(recipe: Recipe, setting: Setting) -> int:
+    """Decisions of a measured rollout of that size."""
     variant = variant_of(recipe, setting)
     assert variant is not None
     return variant.rollout.decisions
-
-
-def _measurement(items: int, devices: int, seconds: list[float]) -> Measurement:
-    """The median of the iterations, so that one disturbed by another program does not count."""
-    deviation = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
-    return Measurement(
-        items=items, devices=devices, seconds=statistics.median(seconds), deviation=deviation, repeats=len(seconds)
-    )
-
-
-def _share(shown: list[list[float]], whole: list[list[float]]) -> float:
-    """What share of a stage's time its spans show; between 0 and 1."""
-    return min(1.0, sum(map(sum, shown)) / sum(map(sum, whole)))
-
-
-def _slot_counts(recipe: Recipe) -> tuple[int, ...]:
-    """Numbers of slots into which whole groups of environments divide."""
-    unit = recipe.algorithm.group_size
-    return tuple(k for k in range(1, MOST_SLOTS + 1) if recipe.env.num_envs % (k * unit) == 0)
-
-
-def _hop(timings: list[Timing]) -> tuple[float, float]:
-    """(seconds, seconds an environment) that it costs in a round to have simulators in a process of their own: what a
-    round with one process takes longer than one in this process."""
-    by_setting = {t.setting: t for t in timings}
-    more = []
-    for setting, timing in by_setting.items():
-        here = by_setting.get(Setting(setting.num_envs, 0))
-        if setting.processes == 1 and here is not None:
-            rounds = [statistics.median(t.env) + statistics.median(t.policy) for t in (timing, here)]
-            more.append((setting.num_envs, max(0.0, rounds[0] - rounds[1])))
-    if not more:
-        return 0.0, 0.0
-    if len(more) == 1:
-        return more[0][1], 0.0
-    (large, at_large), (small, at_small) = more[:2]
-    per_item = max(0.0, (at_large - at_small) / (large - small))
-    return max(0.0, at_large - per_item * large), per_item
-
-
-def _memory(own: list[Timing]) -> tuple[dict[str, MemoryModel], SwitchModel]:
-    """Memory of policy and learner on an accelerator, and what it costs to bring it away and back."""
-    first, last = own[0], own[-1]
-    assert first.memory is not None
-    assert last.memory is not None
-    assert first.switch is not None
-    per_env = 0.0
-    if first.setting.num_envs > last.setting.num_envs:
-        grown = first.memory.acting - last.memory.acting
-        per_env = max(0.0, grown / (first.setting.num_envs - last.setting.num_envs))
-    acting = max(0.0, first.memory.acting - per_env * first.setting.num_envs)
-    seconds, size = first.switch
-    models = {
-        "policy": MemoryModel(state_bytes=float(first.memory.policy), working_bytes=acting, item_bytes=per_env),
-        "learner": MemoryModel(
-            state_bytes=float(first.memory.learner), state="sharded", working_bytes=float(first.memory.learning)
-        ),
-    }
-    return models, SwitchModel(bytes_per_second=max(1.0, 2 * size / max(seconds, 1e-9)))

@@ -1,0 +1,129 @@
+"""Plans as schedules again: what the planner writes, and what a person edits, is predicted as it will run."""
+
+import dataclasses
+
+import pytest
+
+from embodied.commands.plan import shipped_profiles
+from embodied.errors import ConfigurationError
+from embodied.scheduler.cluster import Node, place
+from embodied.scheduler.plan import Plan, StagePlan
+from embodied.scheduler.planner.choose import Choice, compare, to_plan
+from embodied.scheduler.planner.from_plan import schedule_of
+from embodied.scheduler.planner.problem import Problem
+from embodied.scheduler.planner.profile import (
+    Cluster,
+    CycleProfile,
+    EdgeProfile,
+    FlowProfile,
+    NodeGroup,
+    StageCost,
+    StageProfile,
+    TimeModel,
+    load_profile,
+)
+from embodied.scheduler.planner.simulation import simulate
+
+
+def on_cores(cores: int, **edges: float) -> Problem:
+    """env 0.1 s an item, policy 0.2 s for any number, learner 1 s; eight items, ten rounds."""
+    stages = {
+        "env": StageProfile(items=8, pooled=True, on={"cpu": StageCost(time=TimeModel(per_item=0.1))}),
+        "policy": StageProfile(items=8, on={"cpu": StageCost(time=TimeModel(fixed=0.2), max_replicas=1)}),
+        "learner": StageProfile(items=80, on={"cpu": StageCost(time=TimeModel(fixed=1.0), max_replicas=1)}),
+    }
+    joined = (
+        EdgeProfile(source="policy", target="env", **edges),
+        EdgeProfile(source="env", target="policy"),
+        EdgeProfile(source="env", target="learner"),
+    )
+    cycle = CycleProfile(stages=("policy", "env"), rounds=10, slot_counts=(1, 2, 4))
+    cluster = Cluster(groups={"local": NodeGroup(cores_per_node=cores)})
+    return Problem(FlowProfile(flow="embodied", stages=stages, edges=joined, cycles=(cycle,), cluster=cluster))
+
+
+def plan(slots: int, processes: int | None, **changes) -> Plan:
+    stages = {
+        "env": StagePlan(devices=("cpu",), slots=slots, processes=processes),
+        "policy": StagePlan(devices=("cpu",), slots=slots),
+        "learner": StagePlan(devices=("cpu",)),
+    }
+    return Plan(flow="embodied", launcher="inline", stages=stages | changes)
+
+
+@pytest.mark.parametrize(
+    ("slots", "processes", "seconds"),
+    [
+        (1, 0, 10 * (0.2 + 0.8) + 1),  # one process does everything in turn
+        (1, 1, 10 * (0.2 + 0.8) + 1),  # one slot: each waits for the other
+        (1, 2, 10 * (0.2 + 0.4) + 1),  # two processes halve the simulators' time
+        (2, 1, 0.2 + 10 * 2 * 0.4 + 1),  # two slots: simulators never wait after the first decision
+    ],
+)
+def test_a_plan_takes_what_can_be_worked_out_by_hand(slots, processes, seconds):
+    problem = on_cores(2)
+    assert simulate(problem, schedule_of(problem, plan(slots, processes))).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("name", ["maniskill_openvla", "libero_openvla_oft", "grpo_qwen3_30b_a3b"])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_what_the_planner_writes_reads_back_as_the_same_schedule(name, nodes):
+    profile = load_profile(shipped_profiles()[f"paper/{name}"])
+    comparison = compare(dataclasses.replace(profile, cluster=profile.cluster.resized(32, nodes)))
+    for choice in [comparison.best, *comparison.styles.values()]:
+        if not isinstance(choice, Choice):
+            continue
+        written = to_plan(comparison.problem, choice, "because")
+        again = simulate(comparison.problem, schedule_of(comparison.problem, Plan.from_json(written.to_json())))
+        assert again.seconds == pytest.approx(choice.seconds, rel=0.02)
+
+
+def test_on_cores_the_best_plan_says_how_many_processes_and_slots():
+    problem = on_cores(2)
+    comparison = compare(problem.profile)
+    found = to_plan(comparison.problem, comparison.best, "")
+    assert (found.launcher, found.stages["env"].processes, found.stages["env"].slots) == ("inline", 2, 1)
+    assert found.stages["policy"].processes is None
+    assert comparison.best.seconds == pytest.approx(10 * 0.6 + 1)
+    assert compare(on_cores(4).profile).best.seconds == pytest.approx(10 * 0.4 + 1)
+
+
+def test_one_core_leaves_simulators_in_the_workers_process():
+    comparison = compare(on_cores(1).profile)
+    assert to_plan(comparison.problem, comparison.best, "").stages["env"].processes == 0
+
+
+def test_nodes_are_named_as_launchers_name_them():
+    profile = load_profile(shipped_profiles()["paper/maniskill_openvla"])
+    comparison = compare(dataclasses.replace(profile, cluster=profile.cluster.resized(16, 2)))
+    written = to_plan(comparison.problem, comparison.best, "")
+    assert "node1/cuda:3" in written.stages["learner"].devices
+
+    class Flow:
+        stages = dict.fromkeys(written.stages)
+
+    spots = place(Flow, written, [Node(f"n{i}", f"10.0.0.{i}", 64, 8) for i in range(2)])
+    assert [spot.device for spot in spots["learner"]][:2] == ["cuda:0", "cuda:1"]
+    assert {spot.node.id for spot in spots["learner"]} == {"n0", "n1"}
+
+
+def test_numbers_of_slots_that_do_not_divide_the_items_are_not_considered():
+    cycle = dataclasses.replace(on_cores(2).profile.cycles[0], slot_counts=(1, 3))
+    problem = Problem(dataclasses.replace(on_cores(2).profile, cycles=(cycle,)))
+    slots = {choice.slots for choice, _ in problem.options(0, 1).choices}
+    assert slots <= {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"learner": StagePlan(devices=("gpu:0",))}, "'gpu:0'"),
+        ({"learner": StagePlan(devices=("node3/cpu",))}, "node3/cpu"),
+        ({"learner": StagePlan(devices=("cuda:0",))}, "does not know what learner costs on a accelerator"),
+        ({"policy": StagePlan(devices=("cpu",), slots=4)}, r"slots \[1, 4\]"),
+        ({"env": StagePlan(devices=("cpu",), processes=7)}, "7 devices of group local, which has 2"),
+    ],
+)
+def test_plans_that_cannot_be_predicted_are_refused_with_the_reason(changed, message):
+    with pytest.raises(ConfigurationError, match=message):
+        schedule_of(on_cores(2), plan(1, 0, **changed))

@@ -142,19 +142,6 @@ class Channel:
             self._ended[producer] += 1
             self._changed.notify_all()
 
-    async def drain(self) -> list[Any]:
-        """Remove and return everything under way, in order of arrival, and forget who ended the round."""
-        async with self._changed:
-            forming = [arrival for group in self._forming.values() for arrival in group]
-            items = [arrival.item for arrival in [*self._arrivals, *forming]]
-            self._arrivals.clear()
-            self._forming.clear()
-            self._taken.clear()
-            self._ended = dict.fromkeys(self.producers, 0)
-            self._round = 0
-            self._changed.notify_all()
-        return items
-
     async def close(self, reason: BaseException) -> None:
         """Wake everyone who waits: they get ChannelClosed (WorkerDied if that is why) with `reason` as its cause."""
         async with self._changed:

@@ -289,12 +289,6 @@ class WorkerHost:
                 self.worker.weights_changed(version)
                 return
 
-    async def drain(self) -> int:
-        """Empty the worker's channels."""
-        if self.worker is not None:
-            self.worker.forget_round()
-        return sum([len(await channel.drain()) for channel in self._channels.values()])
-
     async def take_times(self) -> dict[tuple[str, str, str], float]:
         """Seconds per span name since the last call."""
         return self.trace.take_totals()

@@ -145,13 +145,6 @@ class InlineLauncher(Launcher):
                 worker.weights_changed(version)
         self._sharing = True
 
-    async def drain(self) -> int:
-        """Empty all channels."""
-        for group in self.groups.values():
-            for worker in group.workers:
-                worker.forget_round()
-        return sum([len(await channel.drain()) for channel in self._channels])
-
     async def take_times(self) -> dict[tuple[str, str, str], float]:
         """From the one trace of this process."""
         return self.trace.take_totals()

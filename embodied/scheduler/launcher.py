@@ -106,10 +106,6 @@ class Launcher(abc.ABC):
     async def sync_weights(self, version: int) -> None:
         """Carry weights along every weight edge."""
 
-    @abc.abstractmethod
-    async def drain(self) -> int:
-        """Drop whatever is under way after an abandoned round; returns how many items that was."""
-
     async def dead(self) -> list[str]:
         """Names of the workers whose process is gone."""
         return []

@@ -76,15 +76,10 @@ class Ledger:
     async def settle(self, consumer: int, units: int, weight: float) -> None:
         """`consumer` is done with so much."""
         async with self._changed:
-            # what was forgotten may still be settled
-            self._units[consumer] = max(0, self._units[consumer] - units)
-            self._weight[consumer] = max(0.0, self._weight[consumer] - weight)
+            self._units[consumer] -= units
+            # sums of other orders: what is nothing must be exactly nothing
+            self._weight[consumer] = self._weight[consumer] - weight if self._units[consumer] else 0.0
             self._changed.notify_all()
-
-    def forget(self) -> None:
-        """Count nobody as having anything."""
-        self._units = [0] * len(self._consumers)
-        self._weight = [0.0] * len(self._consumers)
 
     def _free(self) -> list[int]:
         return [c for c, units in enumerate(self._units) if units < self._ahead]
@@ -128,7 +123,7 @@ class Fan:
         self._route = route
         self._producer, self._producers = producer, producers
         self._granularity = granularity
-        self.ledger = ledger
+        self._ledger = ledger
         self._router = Router(route, producer, producers, len(lanes))
         self._groups: dict[Hashable, list[tuple[Any, float]]] = {}  # held until complete, for Route.READY
 
@@ -141,7 +136,7 @@ class Fan:
                     await lane.put(piece, key, 1.0, members)
             return
         for piece in self._pieces(item):
-            if self.ledger is not None:
+            if self._ledger is not None:
                 await self._put_ready(piece, key, 1.0 if weight is None else weight, members)
             else:
                 lane = self._lanes[self._router.consumer(key, weight)]
@@ -153,7 +148,7 @@ class Fan:
         return item.pieces(self._granularity)
 
     async def _put_ready(self, item: Any, key: Hashable, weight: float, members: int) -> None:
-        assert self.ledger is not None
+        assert self._ledger is not None
         group = [(item, weight)]
         if members > 1:  # a group goes to one consumer: whoever is free once it is complete
             group = self._groups.setdefault(key, [])
@@ -161,7 +156,7 @@ class Fan:
             if len(group) < members:
                 return
             del self._groups[key]
-        lane = self._lanes[await self.ledger.choose(sum(w for _, w in group))]
+        lane = self._lanes[await self._ledger.choose(sum(w for _, w in group))]
         for member, its_weight in group:
             await lane.put(member, key, its_weight, members)
 
@@ -173,14 +168,9 @@ class Fan:
                 f"group {key!r} has only {len(group)} member(s) at the end of the round; with Route.READY one producer "
                 "puts all members of a group (use Route.KEY where several producers have some)"
             )
-        self.forget()
+        self._router = Router(self._route, self._producer, self._producers, len(self._lanes))
         for lane in self._lanes:
             await lane.end()
-
-    def forget(self) -> None:
-        """Begin a round without a past."""
-        self._router = Router(self._route, self._producer, self._producers, len(self._lanes))
-        self._groups.clear()
 
 
 class Sender:
@@ -202,13 +192,6 @@ class Sender:
         """Say that this round is over for this producer."""
         for fan in self._fans:
             await fan.end()
-
-    def forget(self) -> None:
-        """Drop what an abandoned round has left: groups that are not complete, and who has what."""
-        for fan in self._fans:
-            fan.forget()
-            if fan.ledger is not None:
-                fan.ledger.forget()
 
 
 class Receiver:

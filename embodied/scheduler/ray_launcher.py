@@ -296,11 +296,6 @@ class RayLauncher(Launcher):
                 ]
             )
 
-    async def drain(self) -> int:
-        """Empty the channels of all hosts."""
-        counts = await together([group.hosts("drain") for group in self.groups.values()])
-        return sum(count for part in counts for count in part)
-
     async def dead(self) -> list[str]:
         """Ask every process whether it is there."""
 

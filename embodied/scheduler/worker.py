@@ -146,12 +146,6 @@ class Worker:
         """Bytes of device state that `unload` would free."""
         return 0
 
-    def forget_round(self) -> None:
-        """Drop what an abandoned round has left in the worker's outputs."""
-        for name in ports_of(type(self), Output):
-            if name in self.ports:
-                self.ports[name].forget()
-
     def timed(self, name: str, category: str = BUSY) -> contextlib.AbstractContextManager[None]:
         """Record a span of this worker."""
         return self.context.trace.span(self.name, name, category)

@@ -138,22 +138,6 @@ def test_rounds_that_overlap_are_told_apart():
     asyncio.run(scenario())
 
 
-def test_draining_empties_the_channel_and_begins_anew():
-    async def scenario():
-        channel, _ = make(producers=("a", "b"))
-        first, second = senders(channel, "a", "b")
-        await first.put(1)
-        await first.put(2, "g", members=2)
-        await first.end()
-        assert await channel.drain() == [1, 2]
-        await first.put(3)
-        await first.end()
-        await second.end()
-        assert [item for _, item in [entry async for entry in Receiver(channel)]] == [3]
-
-    asyncio.run(scenario())
-
-
 def test_a_wait_past_its_deadline_names_both_sides_and_what_was_waited_for():
     async def scenario():
         channel, trace = make(producers=("env[0]",), consumer="policy[0]", deadline=0.05)

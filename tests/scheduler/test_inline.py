@@ -87,15 +87,3 @@ def test_the_first_failure_cancels_the_rest_and_names_its_worker():
         asyncio.run(scenario())
     assert isinstance(caught.value.__cause__, ValueError)
     assert events[-2:] == ["source down", "sink down"]
-
-
-def test_what_is_under_way_after_an_abandoned_round_can_be_dropped():
-    async def scenario():
-        async with launcher(count=2) as system:
-            await system.sync_weights(0)
-            await system.group("source").call("run")
-            assert await system.drain() == 2
-            _, results = await system.together(system.group("source").call("run"), system.group("sink").call("run"))
-            return results[0][0]
-
-    assert asyncio.run(scenario()) == [0, 3]

@@ -86,16 +86,20 @@ def stack_cube(state: torch.Tensor) -> torch.Tensor:
 
 
 def _shove(state: torch.Tensor, direction: float) -> torch.Tensor:
-    """Get closed fingers to the cube's side that faces away from `direction` (of x), then move the cube along it."""
+    """Get closed fingers to the cube's side that faces away from `direction` (of x), then move the cube along it.
+
+    Where the hand aims at changes steadily with where it is, without phases: what is to be cloned from few
+    demonstrations should have no jumps.
+    """
     hand, goal, cube = state[:, 18:21], state[:, 25:28], state[:, 28:31]
-    behind = cube + torch.tensor([-direction * (_HALF_CUBE + _REACH), 0.0, 0.0])
-    beside = ((hand[:, 1] - cube[:, 1]).abs() < 0.012) & ((cube[:, 0] - hand[:, 0]) * direction > _HALF_CUBE)
-    low = hand[:, 2] < 0.035
-    ready = beside & low
-    aligned = (hand[:, :2] - behind[:, :2]).norm(dim=1) < 0.015
-    over = torch.cat([behind[:, :2], torch.full_like(hand[:, 2:], 0.1)], dim=1)
-    along = torch.stack([goal[:, 0] - direction * (_HALF_CUBE + _REACH), cube[:, 1], cube[:, 2]], dim=1)
-    target = torch.where(ready[:, None], along, torch.where(aligned[:, None], behind, over))
+    ahead = (cube[:, 0] - hand[:, 0]) * direction  # metres that the cube is ahead of the hand
+    aside, above = (hand[:, 1] - cube[:, 1]).abs(), (hand[:, 2] - _HALF_CUBE).clamp(min=0)
+    ready = (1 - torch.maximum(aside / 0.03, above / 0.04)).clamp(0, 1) * (ahead > _HALF_CUBE)
+    clear = ((ahead - _HALF_CUBE) / 0.03).clamp(0, 1)  # 0: go down no further, the cube may be below
+    start = cube[:, 0] - direction * (_HALF_CUBE + 1.5 * _REACH)
+    end = goal[:, 0] - direction * _REACH
+    height = _HALF_CUBE + 0.08 * (1 - clear)
+    target = torch.stack([start + ready * (end - start), cube[:, 1], height], dim=1)
     return _act(hand, target, torch.tensor(_CLOSED), torch.zeros(len(state)))
 
 

@@ -18,6 +18,8 @@ class OpenVLAOFTConfig(VLAConfig):
     film: whether the instruction modulates the vision transformers' blocks.
     stop: whether the stop token follows the action placeholders, as in the published training; checkpoints trained
         with reinforcement learning elsewhere may have gone without.
+    placeholders: embeddings of the action placeholders: zero, as published, or learned, one for each token of a chunk,
+        which a decoder of few layers needs to tell them apart.
     """
 
     name: str = "openvla_oft/7b"
@@ -25,3 +27,4 @@ class OpenVLAOFTConfig(VLAConfig):
     state: Literal["none", "token"] = "none"
     film: Literal["none", "language"] = "none"
     stop: Literal["append", "omit"] = "append"
+    placeholders: Literal["zero", "learned"] = "zero"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 from embodied.errors import CheckpointError, ConfigurationError, CorrectnessAlarm
 from policies import distributions
@@ -25,6 +26,7 @@ from policies.vla.policy import VLAPolicy
 from policies.vla.statistics import RangeGuard
 
 ACTION_HEAD, STATE_PROJECTOR, VISION = "action_head", "proprio_projector", "vision_backbone"
+PLACEHOLDERS = "placeholders"
 
 
 class OpenVLAOFTPolicy(VLAPolicy):
@@ -49,6 +51,9 @@ class OpenVLAOFTPolicy(VLAPolicy):
                     f"dimensions, the environment {interface.state_dim}. Use policy.state: none or other statistics."
                 )
             self.state_projector = StateProjector(interface.state_dim, width)
+        if options.placeholders == "learned":
+            self.placeholders = nn.Embedding(self.spec.chunk * self.spec.tokens_per_action, width)
+            nn.init.normal_(self.placeholders.weight, std=0.05)
         if options.head == "l1":
             self.action_head = RegressionHead(width, interface.action_dim)
             model.language_model.lm_head.requires_grad_(False)
@@ -91,6 +96,8 @@ class OpenVLAOFTPolicy(VLAPolicy):
         text = embed(ids)
         tail_length = self.spec.chunk * self.spec.tokens_per_action
         tail = text.new_zeros(len(text), tail_length, text.shape[-1])
+        if self.options.placeholders == "learned":
+            tail = tail + self.placeholders.weight.to(text.dtype)
         if self.options.stop == "append":
             stop = torch.full_like(ids[:, :1], self.model.architecture.stop_token)
             tail = torch.cat([tail, embed(stop)], dim=1)
@@ -201,12 +208,15 @@ class OpenVLAOFTPolicy(VLAPolicy):
             wanted[STATE_PROJECTOR] = self.state_projector
         if self.options.film == "language":
             wanted[VISION] = self.model.vision_backbone
+        if self.options.placeholders == "learned":
+            wanted[PLACEHOLDERS] = self.placeholders
         for name, module in wanted.items():
             path = checkpoint.find_component(folder, name)
             if path is None:
                 raise CheckpointError(
-                    f"{folder} has no file {name}--*_checkpoint.pt, which policy.head {self.options.head}, "
-                    f"policy.state {self.options.state} and policy.film {self.options.film} ask for. Use another "
+                    f"{folder} has no file {name}--*_checkpoint.pt, which policy.head {self.options.head}, policy.state "
+                    f"{self.options.state}, policy.film {self.options.film} and policy.placeholders "
+                    f"{self.options.placeholders} ask for. Use another "
                     "checkpoint, or start without."
                 )
             checkpoint.load_component(module, path, prefix="vision_backbone." if name == VISION else "")
@@ -217,6 +227,8 @@ class OpenVLAOFTPolicy(VLAPolicy):
             checkpoint.write_component(self.action_head.state_dict(), folder, ACTION_HEAD)
         if self.options.state == "token":
             checkpoint.write_component(self.state_projector.state_dict(), folder, STATE_PROJECTOR)
+        if self.options.placeholders == "learned":
+            checkpoint.write_component(self.placeholders.state_dict(), folder, PLACEHOLDERS)
         if self.options.film == "language":
             state = lora.plain_state(self.model.vision_backbone)
             checkpoint.write_component({f"vision_backbone.{k}": v for k, v in state.items()}, folder, VISION)

@@ -117,7 +117,8 @@ def test_a_run_over_two_nodes_loses_nothing_and_its_trace_has_one_clock(tmp_path
     (clock,) = trace["otherData"]["clocks"].values()
     assert abs(clock["seconds"]) <= clock["error"] + 1e-3  # two nodes of one machine have one clock
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert {event["tid"] for event in spans} >= {2, 3}  # both consumers have waited
+    named = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    assert {named[event["tid"]] for event in spans} >= {"take[0]", "take[1]"}  # both consumers have waited
     assert max(event["ts"] + event["dur"] for event in spans) < seconds * 1e6
 
 

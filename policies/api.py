@@ -180,6 +180,9 @@ class Policy(nn.Module, abc.ABC):
     def metadata(self) -> dict[str, Any]:
         """JSON-able description from which `policies.load` rebuilds the module before it loads the weights."""
 
+    def make_room(self, instructions: tuple[str, ...]) -> None:
+        """Be ready for these instructions, which may be longer than those of training; nothing to do by default."""
+
     def blocks(self) -> list[nn.Module]:
         """The repeated parts (transformer layers) that are sharded one by one and whose activations may be recomputed
         in the backward pass; none by default."""

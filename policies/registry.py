@@ -109,7 +109,10 @@ def _rebuild(module: ModuleType, metadata: dict[str, Any]) -> Policy:
 
 
 def check_interface(policy: Policy, interface: Interface) -> None:
-    """Raise ConfigurationError unless a loaded policy fits an environment's sizes, naming each that differs."""
+    """Raise ConfigurationError unless a loaded policy fits an environment's sizes, naming each that differs.
+
+    A policy that fits is made ready for the environment's instructions.
+    """
     trained = Interface(**_as_tuples(policy.metadata()["interface"]))
     compared = ("state_dim", "action_dim", "action_kind", "choices", "cameras", "image_height", "image_width")
     wrong = [
@@ -122,6 +125,7 @@ def check_interface(policy: Policy, interface: Interface) -> None:
             f"this policy was made for another environment: {'; '.join(wrong)}. "
             "Evaluate it where it was trained, with the same observation and control mode."
         )
+    policy.make_room(interface.instructions)
 
 
 def _as_tuples(values: dict[str, Any]) -> dict[str, Any]:

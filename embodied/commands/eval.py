@@ -24,10 +24,14 @@ def add_parser(subparsers: Any) -> None:
             "embodied eval my_policy maniskill/PushCube-v1 env.num_envs=32",
             "embodied eval my_policy libero/libero_spatial --episodes 500 --films 100",
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --dataset data/pushcube_by_policy",
+            "embodied eval my_policy libero/libero_goal eval.perturb=[camera,light] eval.severity=[1,3,5]",
+            "embodied eval my_policy maniskill/PutOnPlate-v1 eval.splits=all --episodes 256",
         ],
     )
     parser.add_argument("policy", help="a run folder, one of its checkpoints, or a saved policy")
-    parser.add_argument("rest", nargs="*", metavar="ENV key=value", help="the environment's id, and env.* options")
+    parser.add_argument(
+        "rest", nargs="*", metavar="ENV key=value", help="the environment's id, env.* and eval.* options"
+    )
     parser.add_argument("--episodes", type=int, help="how many; the default is the run's own, or 64")
     parser.add_argument("--seed", type=int, help="of the episodes' worlds; the default is the run's own, or 0")
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
@@ -43,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json and its page, print the rate."""
     from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
     from embodied.interaction.failures import film_failures
+    from embodied.interaction.robustness import conditions, take_robustness
     from embodied.report import build_evaluation_page
     from embodied.runs.versions import versions
 
@@ -51,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
     if of_reasoning_run(Path(args.policy)):
         raise RefusedInput(f"{args.policy} is a run of a language model; evaluate it: reasoning eval {args.policy}")
     policy = find_policy(args.policy)
+    asked = take_robustness(args)
     env, options, device = target(args)
+    usual, others = conditions(env, asked)
+    env = usual.env
     # never inside a checkpoint, whose files are accounted for
     out = writable(args.out or (find_run(args.policy) or policy) / "results.json")
     result, spec = evaluate_policy(policy, env, options, device=device)
@@ -77,9 +85,29 @@ def run(args: argparse.Namespace) -> int:
     print(f"{len(result.episodes)} episodes of {env.id}, {options.sampling.decode}; all of them in {relative(out)}")
     filmed = record["films"]["episodes"]
     print(f"page     {relative(page)}" + (f"  ({len(filmed)} films of failures)" if filmed else ""))
+    if others:
+        record["robustness"] = _robustness(policy, (usual, result), others, options, device)
+        write_results(record, out)
+        build_evaluation_page(record, page, command=command_line())
     if args.dataset is not None:
         print(_record(args, policy, env, options, device))
     return EXIT_DONE
+
+
+def _robustness(
+    policy: Path, usual: tuple[Any, Any], others: list[Any], options: Any, device: str
+) -> list[dict[str, Any]]:
+    """Play the other conditions and print the table."""
+    from embodied.interaction.robustness import as_text, evaluate_conditions, table_of
+
+    played = []
+    for number, (condition, result) in enumerate(evaluate_conditions(policy, others, options, device=device), start=1):
+        played.append((condition, result))
+        name = condition.name if condition.severity is None else f"{condition.name} {condition.severity}"
+        print(f"[{number}/{len(others)}] {name}: {result.success_once:.1%}", flush=True)
+    rows = table_of(usual, played)
+    print(as_text(rows))
+    return rows
 
 
 def _record(args: argparse.Namespace, policy: Path, env: Any, options: Any, device: str) -> str:

@@ -71,6 +71,7 @@ def play(
 
     seed: of the run or evaluation that the noise is from. Raises SimulatorError if a simulator dies meanwhile.
     """
+    policy.make_room(env.spec.instructions)
     policy.to(device).eval()
     everything = evaluation_assignments(options.seed, max([options.episodes, *(e + 1 for e in episodes)]), env.spec)
     table = everything.stack()

@@ -34,6 +34,7 @@ def _content(record: dict[str, Any], folder: Path, command: str) -> dict[str, An
         "has_success": known,
         "metrics": metrics,
         "tasks": record["tasks"],
+        "conditions": record.get("robustness", []),
         "episodes": [(number, episode) for number, episode in enumerate(episodes)][:_ROWS],
         "left_out": max(0, len(episodes) - _ROWS),
         "failures": failures,

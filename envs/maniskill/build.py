@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import importlib.metadata
 import logging
 import math
 from typing import Any
@@ -36,11 +38,15 @@ from sim_assets.catalogue import RL4VLA_TASKS
 from sim_assets.resolve import how_to_get
 
 logger = logging.getLogger("envs.maniskill")
+ENTRY_POINT_GROUP = "embodied.maniskill_tasks"
+"""Entry points of other packages whose modules register tasks with ManiSkill when they are imported."""
+
 _process_device: str | None = None
 
 
 def registered_task(config: ManiSkillConfig) -> RegisteredTask:
     """The registry entry of the configured task. Raises ConfigurationError or AssetError before anything is built."""
+    _import_plugins()
     if config.id in RL4VLA_TASKS:
         _refuse_rl4vla(config)
     if config.task not in REGISTERED_ENVS:
@@ -78,6 +84,19 @@ def _refuse_rl4vla(config: ManiSkillConfig) -> None:
         raise AssetError(
             f"{config.id} is RL4VLA's. " + " ".join(f"{asset.title}: {how_to_get(asset)}" for asset in missing)
         )
+    if config.task not in REGISTERED_ENVS:
+        raise ConfigurationError(
+            f"{config.id} is RL4VLA's. Its assets are here, but no installed package registers it with ManiSkill (such "
+            f"packages have an entry point of the group {ENTRY_POINT_GROUP!r}). maniskill/PutOnPlate-v1 has the same "
+            "kinds of variation (env.split)."
+        )
+
+
+@functools.cache
+def _import_plugins() -> None:
+    """Import the modules of other packages that register tasks with ManiSkill."""
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        entry.load()
 
 
 def _check_assets(task: RegisteredTask) -> None:

@@ -158,6 +158,10 @@ class VLAPolicy(Policy):
             )
         return inputs
 
+    def make_room(self, instructions: tuple[str, ...]) -> None:
+        """Widen prompts to the longest of `instructions`; padding is masked, so shorter ones mean what they meant."""
+        self.prompts.length = max(self.prompts.length, self.prompts.longest(instructions))
+
     @property
     def privileged_critic(self) -> bool:
         """Whether values come from what only the simulator knows."""

@@ -20,7 +20,7 @@ from mani_skill.utils.structs import Pose
 
 from envs.maniskill.put_on_plate.building import TABLE_HEIGHT, PlainTable, build_thing, paint
 from envs.maniskill.put_on_plate.draw import Episode, Place, Thing, draw_episode
-from envs.maniskill.put_on_plate.things import COLOURS, contents
+from envs.maniskill.put_on_plate.things import COLOURS, INSTRUCTIONS, contents
 
 STEPS = 80
 _CARRY = 0.1  # metres above the plate at which an object is carried
@@ -42,7 +42,8 @@ class PutOnPlate(BaseEnv):
 
     def __init__(self, *args: Any, robot_uids: str = "panda", split: str = "in", **options: Any) -> None:
         self.contents = contents(split)
-        self.instructions = self.contents.instructions()
+        self.instructions = INSTRUCTIONS
+        self._listed = [INSTRUCTIONS.index(text) for text in self.contents.instructions()]
         super().__init__(*args, robot_uids=robot_uids, **options)
 
     @property
@@ -88,7 +89,7 @@ class PutOnPlate(BaseEnv):
         episodes = [draw_episode(int(self._episode_seed[row]), self.contents) for row in rows]
         for row, episode in zip(rows, episodes, strict=True):
             self._shape[row], self._plate[row] = episode.target.shape, episode.plate
-            self.instruction_ids[row] = episode.instruction
+            self.instruction_ids[row] = self._listed[episode.instruction]
             if self.scene.can_render():
                 self._paint(row, episode)
         for k, (actor, shape) in enumerate(zip(self.things, self.contents.shapes, strict=True)):

@@ -230,3 +230,8 @@ _CONTENTS = {
 def contents(split: str) -> Contents:
     """What a split's scenes are made of."""
     return _CONTENTS[split]
+
+
+INSTRUCTIONS = tuple(dict.fromkeys(text for split in SPLITS for text in contents(split).instructions()))
+"""The texts of all splits. Environments of every split list them all, so that an index means the same text in each, and
+a policy that makes room for the longest can be asked any."""

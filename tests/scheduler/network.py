@@ -18,7 +18,7 @@ from embodied.scheduler.transport import record
 @record
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """The `number`-th that `producer` put in `round`; key, weight and members as it was put."""
+    """The `number`-th that `producer` put in `round`: key, weight and members as it was put, and its own payload."""
 
     producer: int
     round: int
@@ -26,16 +26,22 @@ class Item:
     key: object
     weight: float
     members: int
+    payload: bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
     """items: by producer and round, the (key, weight, members) to put. pauses: turns of the event loop between steps.
-    how: what consumers read: "items", "groups" or "batches"."""
+    how: what consumers read: "items", "groups" or "batches". sizes: bytes of payload, in turn."""
 
     items: list[list[list[tuple]]]
     pauses: list[int]
     how: str = "items"
+    sizes: tuple[int, ...] = (0,)
+
+    def payload(self, number):
+        """What the `number`-th item of a producer carries."""
+        return bytes([number % 251]) * self.sizes[number % len(self.sizes)]
 
 
 async def pause(pauses, number):
@@ -50,7 +56,8 @@ class Putter(Worker):
         rank = self.context.rank
         for i, (key, weight, members) in enumerate(self.options.items[rank][number]):
             await pause(self.options.pauses, i + rank)
-            await self.out.put(Item(rank, number, i, key, weight, members), key, weight=weight, members=members)
+            item = Item(rank, number, i, key, weight, members, self.options.payload(i))
+            await self.out.put(item, key, weight=weight, members=members)
         await self.out.end()
 
 

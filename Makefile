@@ -25,11 +25,12 @@ export PYTHONUNBUFFERED := 1
 
 WITHOUT_GPU := $(if $(shell command -v nvidia-smi),, and not gpu)
 
-.PHONY: help setup train test test-all lint bench docs wheel clean browser
+.PHONY: help setup train train-math test test-all lint bench docs wheel clean browser
 
 help:
 	@echo "make setup      create .venv, install everything, bring the libraries for rendering"
 	@echo "make train      train the example (RECIPE=..., TRAIN_ARGS=\"key=value ...\")"
+	@echo "make train-math train a small language model on sums, which ships half-taught (TRAIN_ARGS=...)"
 	@echo "make test       style, import rules and the tests that take under ten minutes (TEST_ARGS=...)"
 	@echo "make test-all   the same with the slow tests"
 	@echo "make lint       style and import rules only"
@@ -45,6 +46,9 @@ setup:
 
 train: setup
 	$(BIN)/embodied train $(RECIPE) $(TRAIN_ARGS)
+
+train-math: setup
+	$(BIN)/reasoning train math_grpo_tiny $(TRAIN_ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .

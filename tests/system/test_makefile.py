@@ -29,6 +29,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("target", "command"),
     [
         ("train", ".venv/bin/embodied train maniskill_pushcube_ppo_mlp"),
+        ("train-math", ".venv/bin/reasoning train math_grpo_tiny"),
         ("test", '.venv/bin/pytest -m "not slow'),
         ("test-all", ".venv/bin/pytest"),
         ("lint", ".venv/bin/lint-imports"),

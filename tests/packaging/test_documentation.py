@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from embodied.commands.main import VERBS
+from reasoning.commands.main import VERBS as REASONING_VERBS
 
 HOME = Path(__file__).resolve().parents[2]
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]
@@ -32,9 +33,9 @@ def test_commands_shown_exist(page: Path) -> None:
     unknown = []
     for block in FENCE.findall(page.read_text()):
         for program, verb in re.findall(
-            r"^(?:\$ )?(?:\.venv/bin/)?(embodied|make) ([a-z][a-z-]*)", block, re.MULTILINE
+            r"^(?:\$ )?(?:\.venv/bin/)?(embodied|reasoning|make) ([a-z][a-z-]*)", block, re.MULTILINE
         ):
-            known = VERBS if program == "embodied" else targets
+            known = {"embodied": VERBS, "reasoning": REASONING_VERBS, "make": targets}[program]
             if verb not in known:
                 unknown.append(f"{program} {verb}")
     assert unknown == []

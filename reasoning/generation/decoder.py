@@ -129,7 +129,7 @@ class Decoder:
     def forget(self) -> None:
         """Let go of all weights until the next `load`."""
         self._embedding = self._norm = torch.empty(0)
-        self._head = Linear(torch.empty(0, 0))
+        self._head = Linear(torch.zeros(1, 1))
         self._layers = []
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:

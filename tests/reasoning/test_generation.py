@@ -409,3 +409,21 @@ def test_a_model_that_overflows_is_an_alarm(model):
         broken.model.norm.weight.fill_(float("nan"))
     with pytest.raises(CorrectnessAlarm, match="not finite"):
         generate(broken, requests(1, GREEDY))
+
+
+def test_an_engine_that_slept_goes_on_with_the_weights_it_is_given(model):
+    engine = NativeEngine(model, eos=(1,), slots=4, capacity=64)
+    first = asyncio.run(collect(engine, requests(3, GREEDY)))
+    engine.sleep()
+    engine.update_weights(model.state_dict(), version=5)
+    again = asyncio.run(collect(engine, requests(3, GREEDY)))
+    assert [r.tokens.tolist() for r in again] == [r.tokens.tolist() for r in first]
+    assert all((r.versions == 5).all() for r in again)
+
+    async def sleep_under_way():
+        async for _ in engine.generate(requests(9, GREEDY)):
+            with pytest.raises(ConfigurationError, match="under way"):
+                engine.sleep()
+            break
+
+    asyncio.run(sleep_under_way())

@@ -29,7 +29,7 @@ _CONNECT_SECONDS = 5.0
 class NodeFacts:
     """What a node runs and has.
 
-    project: version and fingerprint of this project's source files. interface: network interface of its address.
+    project: version and fingerprint of the source files of `embodied`. interface: network interface of its address.
     shared_memory: free bytes in /dev/shm.
     """
 

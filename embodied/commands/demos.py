@@ -23,9 +23,10 @@ def add_parser(subparsers: Any) -> None:
             "embodied demos maniskill/PushCube-v1 -n 64 --noise 0.2 env.obs=rgb env.image_size=64",
             "embodied demos libero/libero_object -n 100 --out data/object env.image_size=128 env.mode=fast",
             "embodied demos maniskill/PickCube-v1 -n 50 --lerobot data/pickcube_lerobot",
+            "embodied demos data/by_policy --lerobot data/by_policy_lerobot",
         ],
     )
-    parser.add_argument("env", help="environment id, e.g. maniskill/PushCube-v1")
+    parser.add_argument("env", help="environment id, or the folder of a dataset to copy (with --lerobot)")
     parser.add_argument("overrides", nargs="*", metavar="env.key=value", help="options of the environment")
     parser.add_argument("-n", "--episodes", type=int, default=50, help="how many to keep (default 50)")
     parser.add_argument(
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from embodied.interaction.experts import expert_config, expert_kind
     from embodied.runs.progress import RunProgress
 
+    if Path(args.env).is_dir():
+        return _copy(args)
     given = env_overrides(args.overrides)
     values = {"num_envs": min(args.episodes, _ENVIRONMENTS), **given, "id": args.env}
     config = expert_config(values)
@@ -83,6 +86,18 @@ def run(args: argparse.Namespace) -> int:
     policy = "openvla_oft/tiny" if config_has_pictures(folder) else "mlp"
     print("next:")
     print(f"  embodied sft {policy} {shlex.quote(relative(folder))}")
+    return EXIT_DONE
+
+
+def _copy(args: argparse.Namespace) -> int:
+    """Copy a dataset that is there, whoever recorded it, to LeRobot's format."""
+    from embodied.datasets import open_dataset
+    from embodied.datasets.lerobot_export import Pictures, export_lerobot
+
+    if args.lerobot is None:
+        raise RefusedInput(f"{args.env} is a folder; copy its dataset with --lerobot FOLDER, or name an environment")
+    export_lerobot(open_dataset(args.env), args.lerobot, Pictures(args.lerobot_pictures))
+    print(f"LeRobot copy: {relative(args.lerobot)}")
     return EXIT_DONE
 
 

@@ -126,7 +126,9 @@ class RolloutRecorder:
             for place, row in enumerate(numbers):
                 action = output.actions[place, 0]
                 self._building.setdefault(row, EpisodeBuilder()).see(observation, place, action, action)
-        watched = [row for row in numbers if row in self._cells]
+        if self._recorder is None:
+            return
+        watched = [row for row in numbers if row in self._cells and self._recorder.wants(self._cells[row])]
         if not watched:
             return
         pictures = self._pictures(watched, rows.start, observation)
@@ -147,7 +149,10 @@ class RolloutRecorder:
                 continue
             self._steps[row] += int(result.valid[place].sum())
             if row in self._shown:
-                self._film(row, place, result, int(rounds[row]), over)
+                self._film(row, place, result)
+            if over and row in self._cells and self._recorder is not None:
+                outcome = bool(result.episodes.success_once[place]) if self._spec.has_success else None
+                self._recorder.end_episode(self._cells[row], outcome, self._name(row, int(rounds[row])))
             if self._writer is not None:
                 self._note(row, place, result, int(rounds[row]), over, lost)
             if over or lost:
@@ -184,8 +189,9 @@ class RolloutRecorder:
             return None
         return f"env{self._ids[row]:04d}_episode{number:05d}"
 
-    def _film(self, row: int, place: int, result: StepResult, number: int, over: bool) -> None:
+    def _film(self, row: int, place: int, result: StepResult) -> None:
         assert self._recorder is not None
+        over = bool(result.ended[place])
         picture, instruction, step, action, value = self._shown.pop(row)
         succeeded = bool(result.episodes.success_once[place])
         known = self._spec.has_success and (succeeded or over)
@@ -194,13 +200,10 @@ class RolloutRecorder:
         overlay = Overlay(instruction, step, reward, shown, action, value)
         cell = self._cells[row]
         self._recorder.add(cell, picture, overlay)
-        if not over:
-            return
-        if result.final_observation is not None and result.final_observation.images is not None:
+        if over and result.final_observation is not None and result.final_observation.images is not None:
             last = result.final_rows.tolist().index(place)
             picture = torch.cat(list(result.final_observation.images[last]), dim=1)
             self._recorder.add(cell, picture, dataclasses.replace(overlay, step=int(self._steps[row]), action=None))
-        self._recorder.end_episode(cell, succeeded if self._spec.has_success else None, self._name(row, number))
 
     def _note(self, row: int, place: int, result: StepResult, number: int, over: bool, lost: bool) -> None:
         assert self._writer is not None

@@ -24,6 +24,7 @@ from embodied.errors import DeadlineExceeded, RefusedInput, WorkerError
 from envs.video.overlay import Overlay
 from envs.video.ring import RingWriter
 
+_LOWEST_PRIORITY = 19
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -114,11 +115,10 @@ class VideoRecorder:
         """
         if self._tile is not None and not 0 <= env_index < self._tile:
             raise RefusedInput(f"The grid shows environments 0..{self._tile - 1}; got a picture of {env_index}.")
-        if env_index in self._grid_done:
-            return  # its part of the grid is over; the next grid begins when all are
-        episode = self._grid if self._tile is not None else self._episodes.setdefault(env_index, _Episode())
-        if episode.number % self._every:
+        # where its part of a grid is over, the next grid begins when all are
+        if not self.wants(env_index):
             return
+        episode = self._grid if self._tile is not None else self._episodes.setdefault(env_index, _Episode())
         pixels = _as_pixels(frame)
         if episode.stream is None:
             self._open(episode, env_index, pixels.shape)
@@ -136,6 +136,12 @@ class VideoRecorder:
             "overlay": _as_plain(overlay or Overlay()) if self._overlay else None,
         }
         self._put(message, pixels)
+
+    def wants(self, env_index: int) -> bool:
+        """Whether a picture of this environment would be recorded now, for callers to whom drawing one costs time."""
+        if self._tile is not None:
+            return env_index not in self._grid_done and self._grid.number % self._every == 0
+        return self._episodes.get(env_index, _Episode()).number % self._every == 0
 
     def end_episode(self, env_index: int, success: bool | None = None, name: str | None = None) -> Path | None:
         """Say that the environment's episode is over; its next picture begins another.
@@ -184,6 +190,9 @@ class VideoRecorder:
             env=environment,
         )
         self._ring.close_child_fds()
+        with contextlib.suppress(ProcessLookupError):
+            # when the machine is full, the loop goes first; encoders inherit this
+            os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
         return process
 
     def _open(self, episode: _Episode, env_index: int, shape: tuple[int, ...]) -> None:

@@ -7,7 +7,6 @@ never lost, even if the parent was killed.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 from pathlib import Path
@@ -117,7 +116,6 @@ def main() -> None:
     # the terminal's Ctrl-C and a job manager's SIGTERM are meant for the parent; its end is this process's signal
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(19)  # when the machine is full, the loop goes first; ffmpeg inherits this
     memory, places, acks = (int(argument) for argument in sys.argv[1:4])
     serve(RingReader(memory, places, acks), fps=float(sys.argv[4]))
 

@@ -11,7 +11,6 @@ import torch
 import policies
 from embodied.commands.main import main
 from embodied.datasets import FolderDataset, open_dataset
-from embodied.datasets.lerobot_export import export_lerobot
 from embodied.interaction.evaluate import evaluate_policy, results_record, weight_hashes
 from embodied.interaction.playback import play, playback_env
 from embodied.interaction.recipe import EvaluationConfig
@@ -98,7 +97,8 @@ def test_the_command_records_a_dataset_and_goes_on_with_it(saved, evaluated, tmp
     assert (tmp_path / "data" / "episodes.jsonl").read_text() == before
     assert main([*words, "--dataset", "data"]) == 2  # other episodes would be kept
     assert "holds another recording" in capsys.readouterr().err
-    export_lerobot(dataset, tmp_path / "lerobot")
+    assert main(["demos", "data"]) == 2
+    assert main(["demos", "data", "--lerobot", "lerobot"]) == 0
     for ours, theirs in zip(dataset, open_dataset(tmp_path / "lerobot"), strict=True):
         assert torch.equal(ours.labels, theirs.labels)
         assert torch.equal(ours.state, theirs.state)

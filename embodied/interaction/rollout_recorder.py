@@ -25,7 +25,6 @@ from envs.video import Keep, Overlay, VideoRecorder
 from policies.api import PolicyOutput
 
 FPS_WITHOUT_RATE = 20.0
-_PATIENCE_SECONDS = 300.0  # the encoder has the lowest priority, and a run may leave it little
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,6 @@ class RolloutRecorder:
                 tile=tile,
                 every=plan.options.every,
                 keep=Keep(plan.options.keep),
-                deadline_s=_PATIENCE_SECONDS,
             )
         self._writer: DatasetWriter | None = None
         if plan.options.dataset is not None:

@@ -55,7 +55,8 @@ class VideoRecorder:
     every: record an environment's episodes (or the grid's rounds) 0, every, 2·every, …
     keep: which episodes to keep by outcome; the others are encoded and then removed. Not for grids.
     buffer_mib: memory for pictures on their way; when it is full, `add` waits.
-    deadline_s: longest wait for the recording process before `add` or `close` raises DeadlineExceeded.
+    deadline_s: longest wait for the recording process before `add` or `close` raises DeadlineExceeded; long, because
+        that process goes last where a machine is full.
 
     Files are named `<name>_success.mp4`, `<name>_failure.mp4`, `<name>.mp4` (outcome unknown), grids
     `<name>_<successes>of<n>.mp4`; an episode cut short by `close` or by an exception `<name>_unfinished.mp4`. A name
@@ -73,7 +74,7 @@ class VideoRecorder:
         every: int = 1,
         keep: Keep = Keep.ALL,
         buffer_mib: int = 64,
-        deadline_s: float = 60.0,
+        deadline_s: float = 300.0,
     ):
         if fps <= 0 or every < 1 or (tile is not None and tile < 1) or buffer_mib < 1:
             raise RefusedInput(

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import SimulatorError
+from embodied.errors import DeadlineExceeded, SimulatorError
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.recording import Recording, film, recording_env
 from embodied.interaction.train import Outcome
@@ -35,7 +35,7 @@ def film_before_and_after(outcome: Outcome, recipe: Recipe, say: Any) -> None:
             options = {"fps": recipe.record.fps, "device": recipe.device(), "seed": recipe.seed}
             before = film(untrained, env, recipe.evaluation, folder.videos, "before", **options)
             after = film(trained, env, recipe.evaluation, folder.videos, "after", **options)
-    except SimulatorError as error:
+    except (SimulatorError, DeadlineExceeded) as error:
         say(f"warning: no videos: {error} `embodied doctor` shows what is missing.")
         result["videos_missing"] = str(error)
     else:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import SimulatorError
+from embodied.errors import DeadlineExceeded, SimulatorError
 from embodied.interaction.evaluation import EvaluationResult
 from embodied.interaction.playback import playback_env
 from embodied.interaction.recipe import EvaluationConfig
@@ -40,7 +40,7 @@ def film_failures(
     try:
         with playback_env(env, min(env.num_envs, len(chosen)), pictures=True) as played:
             films = film_episodes(registry.load(policy), played, options, chosen, folder, fps=fps, device=device)
-    except SimulatorError as error:
+    except (SimulatorError, DeadlineExceeded) as error:
         return {"episodes": [], "missing": f"There are no films: {error} `embodied doctor` shows what is missing."}
     left = f"The first {len(chosen)} of {len(failed)} failures; --films {len(failed)} films all."
     return {

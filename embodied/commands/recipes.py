@@ -1,4 +1,4 @@
-"""`embodied recipes`: what can be trained, one line a recipe."""
+"""`embodied recipes`: what can be trained, what it needs, and what it reached here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print names and descriptions, or one recipe."""
-    from embodied.config.compose import find_recipe, recipe_description, recipe_names
+    """Print names, descriptions and notes, or one recipe."""
+    from embodied.config.compose import find_recipe, recipe_description, recipe_names, recipe_notes
 
     if args.show:
         print(find_recipe(args.show).read_text(), end="")
@@ -31,4 +31,6 @@ def run(args: argparse.Namespace) -> int:
     width = max(map(len, names))
     for name in names:
         print(f"{name:<{width}}  {recipe_description(name)}")
+        for note, text in recipe_notes(name).items():
+            print(f"{'':<{width}}    {note}: {text}")
     return EXIT_DONE

@@ -29,9 +29,19 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
+NOTES = ("needs", "reached")
+"""Keys of a recipe file that are for its reader alone: the machine and time it needs, and what it reached here."""
+
+
 def recipe_description(name: str) -> str:
     """One line on a recipe that ships."""
     return str(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()).get("description", ""))
+
+
+def recipe_notes(name: str) -> dict[str, str]:
+    """What a recipe that ships says of itself under `needs` and `reached`, where it does."""
+    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return {note: str(values[note]) for note in NOTES if note in values}
 
 
 def find_recipe(recipe: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embodied.config import config, parse
+from embodied.config.compose import NOTES
 from embodied.errors import ConfigurationError, suggest
 from embodied.interaction.algorithm import AlgorithmConfig, check_levels
 from embodied.interaction.rollout_recorder import RecordConfig
@@ -122,7 +123,8 @@ _SECTIONS: dict[str, type] = {
 def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
     """Plain nested values, as composed, to a recipe. Raises ConfigurationError listing every fault found."""
     values = {"description": "", "seed": 0, **values}
-    values.pop("name", None)
+    for key in ("name", *NOTES):
+        values.pop(key, None)
     faults: list[str] = []
     known = ["description", "seed", "env", "policy", *_SECTIONS]
     faults += [f"Unknown configuration key {k!r}. " + suggest(k, known, noun="keys") for k in values if k not in known]

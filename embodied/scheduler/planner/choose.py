@@ -68,8 +68,9 @@ def hedge(problem: Problem, draws: int = DRAWS, seed: int = 0) -> Choice:
     found = search(problem)
     schedules = {c.schedule: c.seconds for c in found if c.seconds <= NEAR * found[0].seconds}
     for world in worlds:
-        schedule = search(world)[0].schedule
-        schedules.setdefault(schedule, estimate(problem, schedule).latency)
+        known = min(estimate(world, schedule).latency for schedule in schedules)
+        for candidate in search(world, known=known)[:1]:
+            schedules.setdefault(candidate.schedule, estimate(problem, candidate.schedule).latency)
     mean = {s: statistics.fmean(simulate(world, s).seconds for world in [problem, *worlds]) for s in schedules}
     best = min(mean, key=mean.get)
     return Choice(best, schedules[best], simulate(problem, best))

@@ -52,14 +52,17 @@ class Candidate:
     seconds: float
 
 
-def search(problem: Problem, style: Style = Style.ANY) -> list[Candidate]:
+def search(problem: Problem, style: Style = Style.ANY, known: float = math.inf) -> list[Candidate]:
     """The best schedule first, then the best ones that end in another last step, by rising time.
 
+    known: seconds of a schedule that the caller has; only better ones are wanted, and the list may be empty.
     Raises ConfigurationError when nothing of this style fits the cluster's devices and memory.
     """
+    if math.isfinite(known):
+        return _Search(problem, style, known, Effort.ALL).run()
     # few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most
     # of its rows early. Only the last one has all rows
-    bound, found = math.inf, []
+    bound, found = known, []
     for effort in Effort:
         found = _Search(problem, style, bound, effort).run() or found
         bound = found[0].seconds if found else math.inf

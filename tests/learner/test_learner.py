@@ -114,3 +114,16 @@ def test_bfloat16_computes_in_it_and_keeps_float32_parameters():
     learner.step([data()], loss)
     assert seen == [torch.bfloat16]
     assert actor.weight.dtype == torch.float32
+
+
+def test_learning_rates_rise_over_the_warm_up_and_a_resumed_learner_is_where_it_was():
+    actor, critic, learner = regression(lr=0.1, value_lr=0.01, warmup_steps=4)
+    rates = []
+    for _ in range(5):
+        learner.step([data()], loss_of(actor, critic, 12))
+        rates.append([group["lr"] for group in learner.optimizer.param_groups])
+    assert rates == [pytest.approx([0.1 * f, 0.01 * f]) for f in (0.25, 0.5, 0.75, 1.0, 1.0)]
+    actor, critic, other = regression(lr=0.1, value_lr=0.01, warmup_steps=9)
+    other.load_state_dict(learner.state_dict())
+    other.step([data()], loss_of(actor, critic, 12))
+    assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 6 / 9)

@@ -28,6 +28,7 @@ from embodied.datasets.layout import (
     spec_to_json,
 )
 from embodied.errors import CheckpointError, RefusedInput
+from embodied.runs.files import flush_to_disk
 from envs.api import EnvSpec
 
 
@@ -83,7 +84,7 @@ class DatasetWriter:
             tensors = {name: tensor.contiguous() for name, tensor in episode.tensors().items()}
             safetensors.torch.save_file(tensors, partial)
             partial.chmod((self.folder / INDEX).stat().st_mode)  # readable for whom the rest is
-            _flush(partial)
+            flush_to_disk(partial)
             entry = dataclasses.replace(entry, sha256=file_hash(partial))
             os.replace(partial, path)
             self._note(entry)
@@ -147,16 +148,8 @@ def _require_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -
         )
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write_complete(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.part")
     partial.write_bytes(content)
-    _flush(partial)
+    flush_to_disk(partial)
     os.replace(partial, path)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError
+from embodied.runs.files import flush_to_disk
 from embodied.runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
@@ -32,14 +33,6 @@ def _hash(path: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +90,13 @@ class CheckpointStore:
             hashes = {str(p.relative_to(partial)): _hash(p) for p in _files(partial)}
             (partial / MANIFEST).write_text(json.dumps({"step": step, "sha256": hashes}, indent=2))
             for path in [*_files(partial), partial / MANIFEST, partial]:
-                _flush(path)
+                flush_to_disk(path)
             read_state(partial / _STATE)
             verify(partial)
             if target.exists():
                 shutil.rmtree(target)
             partial.rename(target)
-            _flush(self.folder)
+            flush_to_disk(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(

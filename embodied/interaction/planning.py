@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from embodied.errors import ConfigurationError
+from embodied.errors import ConfigurationError, RefusedInput
 from embodied.interaction import profiling
 from embodied.interaction.cost_profile import build_profile
 from embodied.interaction.flow import embodied_flow
@@ -14,10 +14,11 @@ from embodied.interaction.placement import check_env_workers, make_plan
 from embodied.interaction.recipe import Recipe, check
 from embodied.runs.folder import RunFolder
 from embodied.scheduler.plan import Plan
-from embodied.scheduler.planner import cache, explain
+from embodied.scheduler.planner import cache, explain, picture
 from embodied.scheduler.planner.choose import Comparison, compare, to_plan
 from embodied.scheduler.planner.follow import Following
 from embodied.scheduler.planner.from_plan import schedule_of
+from embodied.scheduler.planner.measured import measured_execution
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import FlowProfile, load_profile
 from embodied.scheduler.planner.simulation import simulate
@@ -122,3 +123,20 @@ def load_plan(folder: RunFolder) -> tuple[Plan, FlowProfile | None]:
     """The plan that a run went by, and the profile it was followed with."""
     profile = load_profile(folder.profile) if folder.profile.is_file() else None
     return Plan.load(folder.plan), profile
+
+
+def keep_profile(folder: RunFolder, following: Following) -> None:
+    """Write the profile as measurements have changed it, for whoever resumes the run or looks at it."""
+    folder.profile.write_text(following.profile.to_json())
+
+
+def beside_prediction(folder: RunFolder, following: Following) -> dict[str, float]:
+    """Draw the run's median iteration beside the predicted one; returns the seconds of both, for result.json. Nothing
+    for a run that was too short to have one."""
+    last = following.problem.units[-1].stages[-1]
+    try:
+        measured = measured_execution(folder.trace, following.predicted, last)
+    except RefusedInput:
+        return {}
+    picture.draw({"predicted": following.predicted, "measured": measured}, folder.plan_picture)
+    return {"predicted_s": following.predicted.seconds, "measured_s": measured.seconds}

@@ -18,7 +18,14 @@ from embodied.interaction.evaluation import episode_metrics
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.learner_worker import Update
 from embodied.interaction.messages import Collected
-from embodied.interaction.planning import find_plan, follow, load_plan, planned
+from embodied.interaction.planning import (
+    beside_prediction,
+    find_plan,
+    follow,
+    keep_profile,
+    load_plan,
+    planned,
+)
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.training_run import Progress, TrainingRun
 from embodied.runs.folder import RunFolder
@@ -82,6 +89,8 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
                     return end
                 result["checkpoint"] = str((await run.save()).folder)
                 await system.write_trace(folder.trace)
+                if following is not None:
+                    result["plan"] = beside_prediction(folder, following)
                 return end
             except EmbodiedError as error:
                 dead = await system.dead()
@@ -110,6 +119,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
                     plan = end
                     assert following is not None
                     following.switch_to(plan)
+                    keep_profile(folder, following)
                     screen.say(f"plan: {plan.launcher} launcher, {plan.why}")
                 going_on = True
 

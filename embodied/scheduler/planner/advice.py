@@ -51,6 +51,39 @@ def memory_advice(problem: Problem, unit: Unit) -> str:
     return f"no placement of {unit.name}{together} fits the memory:\n" + "\n".join(lines)
 
 
+def combination_advice(problem: Problem) -> str:
+    """Why units that fit a device each do not fit together: what every one needs of a device, what it leaves there
+    when another has its turn, and what would help."""
+    lines, helps = [], []
+    for index, unit in enumerate(problem.units):
+        options = problem.options(index, 1)
+        if options is None or not options.running.size:
+            continue
+        for column, group in enumerate(problem.memory_groups):
+            rows = options.running[:, column] > 0
+            if not rows.any():
+                continue
+            room = problem.groups[group].accelerator_memory_bytes
+            running, idle = options.running[rows, column].min() * room, options.idle[rows, column].min() * room
+            lines.append(
+                f"{unit.name} needs {gib(running)} of the {gib(room)} of an accelerator of {group}"
+                + (f" and keeps {gib(idle)} of them between its turns" if idle else "")
+            )
+        for stage in unit.stages:
+            cost = problem.profile.stages[stage].on.get("accelerator")
+            if cost is None:
+                continue
+            memory = cost.memory
+            if memory.state_bytes + memory.item_state_bytes and cost.switch is None:
+                helps.append(f"let {stage} unload (a `switch` in its profile)")
+            if memory.state == "sharded":
+                helps.append(f"more devices for {stage}, whose state is divided among them")
+            if memory.item_bytes:
+                helps.append(f"a smaller micro-batch of {stage}")
+    helps.append("LoRA or a smaller model")
+    return "; ".join(lines) + f". What helps: {'; '.join(dict.fromkeys(helps))}"
+
+
 def check_host_memory(problem: Problem) -> None:
     """Raise ConfigurationError when stages that can only be in one group's host memory do not fit there."""
     for name, group in problem.groups.items():

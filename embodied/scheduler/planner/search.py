@@ -18,6 +18,7 @@ import numpy as np
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.advice import combination_advice
 from embodied.scheduler.planner.problem import Problem, bits
 from embodied.scheduler.planner.pruning import Bounds
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule
@@ -80,20 +81,9 @@ def _whole(columns: np.ndarray, steps: int = costs.MEMORY_STEPS) -> list[np.ndar
 def _nothing_fits(problem: Problem, style: Style) -> str:
     kinds = ", ".join(f"{int(n)} {k}s of {g}" for (g, k), n in zip(problem.columns, problem.capacity, strict=True))
     named = "" if style is Style.ANY else f" {style.value}"
-    lines = []
-    for unit in range(len(problem.units)):
-        options = problem.options(unit, 1)
-        if options is not None and options.running.size:
-            need = options.running.max(axis=1).min()
-            lines.append(f"{problem.units[unit].name} needs {need:.0%} of a device alone")
     if not problem.memory_groups:
         return f"no{named} plan exists for this flow that fits {kinds}"
-    return (
-        f"no{named} plan exists for this flow that fits {kinds}: "
-        + "; ".join(lines)
-        + ". What helps: let stages unload (a `switch` in the profile), "
-        "more devices, a smaller micro-batch, LoRA"
-    )
+    return f"no{named} plan exists for this flow that fits {kinds}: {combination_advice(problem)}"
 
 
 class _Search:

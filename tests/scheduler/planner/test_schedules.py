@@ -266,3 +266,26 @@ def test_the_formula_bounds_every_placement_of_a_cycle_of_three_stages():
                 assert simulate(problem, work).seconds <= estimate(problem, work).latency * (1 + 1e-9), describe(work)
                 compared += 1
     assert compared > 200
+
+
+def test_stages_that_do_not_fit_together_are_told_what_each_needs_and_what_helps():
+    gib = 2.0**30
+    stages = {
+        "a": stage(
+            time=TimeModel(per_item=1.0), memory=MemoryModel(state_bytes=40 * gib, item_bytes=gib, live_items=4)
+        ),
+        "b": stage(time=TimeModel(per_item=1.0), memory=MemoryModel(state_bytes=32 * gib, state="sharded")),
+    }
+    problem = Problem(flow(stages, [("a", "b")], devices=1, memory=64 * gib))
+    with pytest.raises(ConfigurationError) as refusal:
+        choose(problem)
+    for words in (
+        "a needs 44.0 GiB of the 64.0 GiB of an accelerator of g and keeps 40.0 GiB",
+        "b needs 32.0 GiB",
+        "let a unload",
+        "let b unload",
+        "more devices for b",
+        "a smaller micro-batch of a",
+        "LoRA",
+    ):
+        assert words in str(refusal.value)

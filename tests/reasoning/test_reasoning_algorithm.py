@@ -228,3 +228,16 @@ def test_trimming_takes_away_padding_only():
 def test_impossible_combinations_are_refused_with_the_reason(values, words):
     with pytest.raises(ConfigurationError, match=words):
         options(**values)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"])
+def test_a_rank_without_groups_takes_part_with_nothing(advantage):
+    for rule in ({}, {"uniform_groups": "drop"}, {"kl_coefficient": 0.1, "kl_in": "reward"}):
+        given = options(advantage=advantage, **rule)
+        samples, idle, statistics = make_samples([], given)
+        _, _, others = make_samples([group(0, [1, 0], [1, 2], values=[[0.0, 0.0]] * 2)], given)
+        assert len(samples) == 0
+        assert statistics.keys() == others.keys()  # or the ranks' records could not be merged
+        assert not idle.mask.any()
+        assert ReasoningLoss(given).denominator(idle) == 0
+        assert report(staleness(samples, 3, 0)) == {"rollout/staleness": 0.0, "rollout/staleness_max": 0.0}

@@ -106,6 +106,16 @@ def test_the_command_records_a_dataset_and_goes_on_with_it(saved, evaluated, tmp
     assert "Return" in page
 
 
+def test_episodes_are_filmed_separately(saved, evaluated, tmp_path, capsys):
+    words = ["record", str(saved), "gym/CartPole-v1", "env.num_envs=2", "env.processes=0", "env.episode_steps=12"]
+    words += ["--seed", "4", "--decode", "sample", "--out", str(tmp_path), "--separate"]
+    assert main([*words, "--episodes", "3"]) == 0
+    assert "filmed 3 episodes" in capsys.readouterr().out
+    frames = {path.name: video_info(path).frames for path in tmp_path.glob("*.mp4")}
+    assert frames == {f"episode_{i:04d}.mp4": evaluated[0].episodes[i].length for i in range(3)}
+    assert main([*words, "--episodes", "0"]) == 2
+
+
 def test_bad_options_are_refused(saved, capsys):
     assert main(["eval", str(saved), "gym/CartPole-v1", "--films", "-1"]) == 2
     assert "--films is -1" in capsys.readouterr().err

@@ -246,7 +246,7 @@ def test_a_lerobot_dataset_is_learnt_from_alike(data, tmp_path):
 # -- recipes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["openvla/tiny", "openvla_oft/tiny", "openvla/7b", "openvla_oft/7b", "mlp"])
+@pytest.mark.parametrize("policy", ["openvla/tiny", "openvla_oft/tiny", "openvla/7b", "openvla_oft/7b", "mlp", "cnn"])
 def test_every_recipe_that_ships_composes_and_reads_back(policy, tmp_path):
     assert policy in sft_recipes()
     recipe = compose_sft(policy, "some/data", ["seed=5"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-SLOW_SECONDS = 8e-3
+SLOW_SECONDS = 16e-3
 
 
 class SlowingPole(CartPoleEnv):

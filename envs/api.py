@@ -105,6 +105,8 @@ class EnvConfig:
     auto_reset: see AutoReset. ignore_terminations: terminations are recorded but do not end the episode.
     reward_form: see RewardForm.
     start_seconds, step_seconds: deadlines for starting a simulator process and for one chunk.
+    straggler_seconds: go on without a simulator process that has not finished a chunk after so long while at least half
+        have; its running episodes are lost. None waits for all, to step_seconds.
     """
 
     id: str
@@ -117,6 +119,7 @@ class EnvConfig:
     reward_form: Literal["absolute", "relative"] = "absolute"
     start_seconds: float = 300.0
     step_seconds: float = 120.0
+    straggler_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,6 +286,14 @@ class VectorEnv(abc.ABC):
     @abc.abstractmethod
     def ready(self, slot: int = 0) -> bool:
         """Whether `recv(slot)` would return without waiting."""
+
+    @abc.abstractmethod
+    def first_ready(self, slots: Sequence[int] | None = None, seconds: float | None = None) -> list[int]:
+        """Wait until one of `slots` (of all that were sent to, if None) can be received without waiting; returns those
+        that can, so that a policy serves whichever comes first.
+
+        Raises DeadlineExceeded after `seconds` (step_seconds if None), RefusedInput where none was sent to.
+        """
 
     @abc.abstractmethod
     def recv(self, slot: int = 0) -> StepResult:

@@ -14,33 +14,25 @@ from typing import Any
 import torch
 
 from embodied.errors import CorrectnessAlarm, SimulatorError
-from envs.api import Assignments, AutoReset, Bounds, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
+from envs.api import Assignments, AutoReset, EnvConfig, Observation, StepResult, VectorEnv
 from envs.conformance_runs import (
     CHUNK,
     CHUNKS,
+    ConformanceError,
     Script,
     advance,
-    difference,
     draw_actions,
     draw_assignments,
     make_script,
+    require,
+    require_equal,
     run,
 )
+from envs.conformance_shapes import check_shapes, check_spec
 
 logger = logging.getLogger(__name__)
 
 _MORE_STEPS = 1000  # how long to wait for an episode's end where there is no time limit
-
-
-class ConformanceError(CorrectnessAlarm):
-    """An environment violates a rule of the contract.
-
-    rule: its name, e.g. "exact_reset".
-    """
-
-    def __init__(self, rule: str, message: str) -> None:
-        super().__init__(f"Rule {rule!r} is violated: {message}")
-        self.rule = rule
 
 
 def check(target: VectorEnv | Callable[[], VectorEnv] | EnvConfig) -> None:
@@ -74,93 +66,16 @@ def _variants(config: EnvConfig) -> Iterator[Callable[[], VectorEnv]]:
 
 
 def _check_one(env: VectorEnv) -> None:
-    rules: list[Callable[[VectorEnv], None]] = [_check_spec, _check_shapes, _check_chunks, _check_nan_guard]
+    rules: list[Callable[[VectorEnv], None]] = [check_spec, check_shapes, _check_chunks, _check_nan_guard]
     if env.spec.exact_reset:
         rules += [_check_exact_reset, _check_chunking, _check_independence, _check_partial_reset, _check_state]
     rules.append(_check_same_step if env.auto_reset is AutoReset.SAME_STEP else _check_disabled)
     for rule in rules:
         rule(env)
-        logger.info("%s: %s holds", env.spec.id, rule.__name__.removeprefix("_check_"))
-
-
-def _require(condition: bool, rule: str, message: str) -> None:
-    if not condition:
-        raise ConformanceError(rule, message)
-
-
-def _require_equal(left: Any, right: Any, rule: str, message: str) -> None:
-    where = difference(left, right)
-    _require(where is None, rule, f"{message}; the first difference is in {where}.")
+        logger.info("%s: %s holds", env.spec.id, rule.__name__.strip("_").removeprefix("check_"))
 
 
 # -------------------------------------------------------------------- rules
-
-
-def _check_spec(env: VectorEnv) -> None:
-    spec, rule = env.spec, "spec"
-    action = spec.action
-    if action.kind is Bounds.DISCRETE:
-        _require(
-            action.dim == 1 and action.choices > 0, rule, f"a discrete action has dim 1 and choices, not {action}."
-        )
-    else:
-        fits = len(action.low) == len(action.high) == action.dim > 0
-        _require(fits, rule, f"low and high must have dim={action.dim} numbers.")
-        ordered = all(low < high for low, high in zip(action.low, action.high, strict=True))
-        _require(ordered, rule, "every low must be below its high.")
-    sizes = {(camera.height, camera.width) for camera in spec.cameras}
-    _require(len(sizes) <= 1, rule, f"all cameras must share one size, not {sorted(sizes)}.")
-    _require(spec.state_dim > 0 or bool(spec.cameras), rule, "there is neither state nor camera to see anything by.")
-    _require(len(spec.instructions) > 0, rule, "instructions must not be empty; use ('',) where there are none.")
-    counts = len(spec.initial_states) == spec.tasks >= 1
-    _require(counts, rule, f"initial_states must have one number for each of {spec.tasks} tasks.")
-
-
-def _check_observation(spec: EnvSpec, observation: Observation, rows: int, where: str) -> None:
-    rule = "shapes_and_dtypes"
-    expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "state": (torch.float32, (rows, spec.state_dim)),
-        "instruction_ids": (torch.int64, (rows,)),
-    }
-    if spec.cameras:
-        camera = spec.cameras[0]
-        expected["images"] = (torch.uint8, (rows, len(spec.cameras), camera.height, camera.width, 3))
-    if spec.privileged_dim:
-        expected["privileged"] = (torch.float32, (rows, spec.privileged_dim))
-    for name in ("state", "instruction_ids", "images", "privileged"):
-        value = getattr(observation, name)
-        if name not in expected:
-            _require(value is None, rule, f"{where}: {name} must be None, since the spec has none.")
-            continue
-        dtype, shape = expected[name]
-        came = "None" if value is None else f"{value.dtype} {list(value.shape)}"
-        good = value is not None and value.dtype is dtype and tuple(value.shape) == shape
-        _require(good, rule, f"{where}: {name} must be {dtype} {list(shape)}, but is {came}.")
-    ids = observation.instruction_ids.tolist()
-    _require(all(0 <= i < len(spec.instructions) for i in ids), rule, f"{where}: instruction_ids {ids} out of range.")
-    texts = [spec.instructions[i] for i in ids]
-    _require(observation.instruction == texts, rule, f"{where}: instruction must be the texts of instruction_ids.")
-
-
-def _check_shapes(env: VectorEnv) -> None:
-    script = make_script(env, "shapes", chunks=2)
-    _check_observation(env.spec, env.reset(script.assignments), env.num_envs, "reset")
-    size = env.slot_size
-    kinds = {
-        "reward": (torch.float32, (size, CHUNK)),
-        **dict.fromkeys(("terminated", "truncated", "success", "valid"), (torch.bool, (size, CHUNK))),
-        "ended": (torch.bool, (size,)),
-        "failed": (torch.bool, (size,)),
-    }
-    for result in (r for results in run(env, script) for r in results):
-        _check_observation(env.spec, result.observation, size, "recv")
-        for name, (dtype, shape) in kinds.items():
-            value = getattr(result, name)
-            good = value.dtype is dtype and tuple(value.shape) == shape
-            came = f"{value.dtype} {list(value.shape)}"
-            _require(good, "shapes_and_dtypes", f"recv: {name} must be {dtype} {list(shape)}, but is {came}.")
-        if result.final_observation is not None:
-            _check_observation(env.spec, result.final_observation, len(result.final_rows), "final_observation")
 
 
 def _check_chunks(env: VectorEnv) -> None:
@@ -174,24 +89,24 @@ def _check_chunks(env: VectorEnv) -> None:
         for slot, result in enumerate(results):
             rows = env.rows(slot)
             valid = result.valid
-            _require(bool((valid[:, :-1] >= valid[:, 1:]).all()), rule, "a valid step follows one that is not.")
+            require(bool((valid[:, :-1] >= valid[:, 1:]).all()), rule, "a valid step follows one that is not.")
             for name in ("reward", "terminated", "truncated", "success"):
                 outside = getattr(result, name)[~valid]
-                _require(not outside.any(), rule, f"{name} is not 0 outside the valid steps.")
+                require(not outside.any(), rule, f"{name} is not 0 outside the valid steps.")
             length[rows] += valid.sum(1)
             for step in range(valid.shape[1]):
                 returns[rows] += result.reward[:, step]
             # a row without valid steps finished earlier (auto-reset disabled): its statistics stay what they were
-            _require(torch.equal(result.episodes.length, length[rows]), rule, "episodes.length is not the valid steps.")
-            _require(torch.allclose(result.episodes.returns, returns[rows], rtol=1e-4, atol=1e-4), rule,
+            require(torch.equal(result.episodes.length, length[rows]), rule, "episodes.length is not the valid steps.")
+            require(torch.allclose(result.episodes.returns, returns[rows], rtol=1e-4, atol=1e-4), rule,
                      "episodes.returns is not the sum of rewards.")  # fmt: skip
-            _require(torch.equal(result.final_rows, result.ended.nonzero().flatten()), rule,
+            require(torch.equal(result.final_rows, result.ended.nonzero().flatten()), rule,
                      "final_rows are not the rows that ended.")  # fmt: skip
-            _require(not (~result.episodes.success_once & result.episodes.success_at_end).any(), rule,
+            require(not (~result.episodes.success_once & result.episodes.success_at_end).any(), rule,
                      "success_at_end without success_once.")  # fmt: skip
-            _require(env.spec.has_success or not result.success.any(), rule, "success without spec.has_success.")
+            require(env.spec.has_success or not result.success.any(), rule, "success without spec.has_success.")
             limit = env.spec.episode_steps
-            _require(not limit or int(length.max()) <= limit, rule, f"an episode is longer than {limit} steps.")
+            require(not limit or int(length.max()) <= limit, rule, f"an episode is longer than {limit} steps.")
             if env.auto_reset is AutoReset.SAME_STEP:
                 length[rows][result.ended] = 0
                 returns[rows][result.ended] = 0
@@ -221,7 +136,7 @@ def _check_exact_reset(env: VectorEnv) -> None:
     env.reset(other.assignments)
     run(env, other)
     second = [env.reset(script.assignments), *run(env, script)]
-    _require_equal(first, second, "exact_reset", "the same assignments and actions gave something else after another "
+    require_equal(first, second, "exact_reset", "the same assignments and actions gave something else after another "
                    "past. Make reset depend on the assignment alone, or set spec.exact_reset=False")  # fmt: skip
 
 
@@ -236,7 +151,7 @@ def _check_chunking(env: VectorEnv) -> None:
         for step, results in enumerate(singles):
             single = results[slot]
             same = torch.equal(result.reward[running, step], single.reward[running, 0])
-            _require(same, "chunk_validity", f"step {step} of a chunk has another reward than the same single step.")
+            require(same, "chunk_validity", f"step {step} of a chunk has another reward than the same single step.")
             running &= ~single.ended
 
 
@@ -256,7 +171,7 @@ def _check_independence(env: VectorEnv) -> None:
     for left, right in zip(alone, run(env, mixed), strict=True):
         for a, b in zip(left, right, strict=True):
             pair = [(r.reward[0], r.valid[0], r.observation.select(slice(0, 1))) for r in (a, b)]
-            _require_equal(list(pair[0]), list(pair[1]), "independence", "what an environment does depends on what its "
+            require_equal(list(pair[0]), list(pair[1]), "independence", "what an environment does depends on what its "
                            "neighbours do")  # fmt: skip
 
 
@@ -278,15 +193,15 @@ def _check_partial_reset(env: VectorEnv) -> None:
     env.reset(script.assignments)
     advance(env, script.actions[0], script.following[0])
     after = env.reset(other.assignments, mask)
-    _require_equal(after.select(~mask), before.select(~mask), rule, "a reset changed environments outside its mask")
-    _require_equal(
+    require_equal(after.select(~mask), before.select(~mask), rule, "a reset changed environments outside its mask")
+    require_equal(
         after.select(mask), fresh.select(mask), rule, "a partial reset starts other episodes than a whole one"
     )
     disturbed = advance(env, script.actions[1], script.following[1])
     for slot, (a, b) in enumerate(zip(undisturbed, disturbed, strict=True)):
         outside = ~mask[env.rows(slot)]
-        _require_equal(a.reward[outside], b.reward[outside], rule, "environments outside the mask went on differently")
-        _require_equal(a.observation.select(outside), b.observation.select(outside), rule,
+        require_equal(a.reward[outside], b.reward[outside], rule, "environments outside the mask went on differently")
+        require_equal(a.observation.select(outside), b.observation.select(outside), rule,
                        "environments outside the mask went on differently")  # fmt: skip
 
 
@@ -317,8 +232,8 @@ def _compare_loaded(
         raise ConformanceError("state", str(alarm)) from alarm
     loaded = [observation.select(env.rows(slot)) for slot in range(env.slots)]
     message = "loading a saved state does not continue to the bit"
-    _require_equal(shown, loaded, "state", message)
-    _require_equal(expected, run(env, script, begin), "state", message)
+    require_equal(shown, loaded, "state", message)
+    require_equal(expected, run(env, script, begin), "state", message)
 
 
 def _run_to_end(env: VectorEnv, name: str) -> tuple[Assignments, list[StepResult]]:
@@ -334,7 +249,7 @@ def _run_to_end(env: VectorEnv, name: str) -> tuple[Assignments, list[StepResult
             _check_end(env, result)
         if any(result.ended.any() for result in results):
             return following, results
-    _require(not env.spec.episode_steps, "time_limit", f"no episode ended within spec.episode_steps={limit} steps.")
+    require(not env.spec.episode_steps, "time_limit", f"no episode ended within spec.episode_steps={limit} steps.")
     logger.warning("%s: no episode ended in %d steps; rules about ends were not checked.", env.spec.id, limit)
     return following, results
 
@@ -344,12 +259,12 @@ def _check_end(env: VectorEnv, result: StepResult) -> None:
     rule = "episode_end"
     last = (result.valid.sum(1) - 1).clamp(min=0)[:, None]
     flagged = (result.terminated | result.truncated).gather(1, last)[:, 0]
-    _require(
+    require(
         bool(flagged[result.ended].all()), rule, "an episode ended without a terminated or truncated last valid step."
     )
     ended = result.ended
     partial = ~result.valid.all(1) & result.valid.any(1)
-    _require(not (partial & ~ended).any(), rule, "a chunk stopped counting although no episode ended.")
+    require(not (partial & ~ended).any(), rule, "a chunk stopped counting although no episode ended.")
 
 
 def _check_same_step(env: VectorEnv) -> None:
@@ -362,16 +277,16 @@ def _check_same_step(env: VectorEnv) -> None:
     for slot, result in enumerate(continued):
         rows = ended[env.rows(slot)]
         lengths = result.episodes.length[rows]
-        _require(bool((lengths == 1).all()), rule, "a new episode's first step is not its step 1.")
+        require(bool((lengths == 1).all()), rule, "a new episode's first step is not its step 1.")
         table, wanted = result.episodes.assignments.stack()[rows], following[env.rows(slot)].stack()[rows]
-        _require(torch.equal(table, wanted), rule, "a new episode does not run its next_assignments.")
+        require(torch.equal(table, wanted), rule, "a new episode does not run its next_assignments.")
     if not env.spec.exact_reset:
         return
     fresh = env.reset(following)
     for slot, observation in enumerate(shown):
         rows = ended[env.rows(slot)]
         new = fresh.select(env.rows(slot)).select(rows)
-        _require_equal(
+        require_equal(
             observation.select(rows), new, rule, "after an end the observation is not the new episode's first"
         )
 
@@ -384,22 +299,20 @@ def _check_disabled(env: VectorEnv) -> None:
     for result in results:
         if result.final_observation is not None:
             shown = result.observation.select(result.final_rows)
-            _require_equal(shown, result.final_observation, rule, "a finished environment does not show its end")
+            require_equal(shown, result.final_observation, rule, "a finished environment does not show its end")
     finished = torch.cat([result.ended for result in results])
     later = advance(env, draw_actions(env.spec, (env.num_envs, 2), "after the end"), following)
     for slot, (old, new) in enumerate(zip(results, later, strict=True)):
         rows = finished[env.rows(slot)]
-        _require(not new.valid[rows].any(), rule, "a finished environment's steps are valid.")
-        _require(not new.ended[rows].any(), rule, "a finished episode ended once more.")
-        _require_equal(old.observation.select(rows), new.observation.select(rows), rule,
+        require(not new.valid[rows].any(), rule, "a finished environment's steps are valid.")
+        require(not new.ended[rows].any(), rule, "a finished episode ended once more.")
+        require_equal(old.observation.select(rows), new.observation.select(rows), rule,
                        "a finished environment's observation changed")  # fmt: skip
-        _require_equal(
-            old.episodes.length[rows], new.episodes.length[rows], rule, "a finished episode's length changed"
-        )
+        require_equal(old.episodes.length[rows], new.episodes.length[rows], rule, "a finished episode's length changed")
     env.reset(script, finished)
     again = advance(env, draw_actions(env.spec, (env.num_envs, 1), "again"), following)
     valid = torch.cat([result.valid[:, 0] for result in again])
-    _require(bool(valid[finished].all()), rule, "a reset environment's steps are not valid.")
+    require(bool(valid[finished].all()), rule, "a reset environment's steps are not valid.")
 
 
 def _check_instances(env: VectorEnv, other: VectorEnv) -> None:
@@ -410,7 +323,7 @@ def _check_instances(env: VectorEnv, other: VectorEnv) -> None:
         first = instance.reset(script.assignments)
         results.append([first, *run(instance, script)])
     if env.spec.exact_reset:
-        _require_equal(results[0], results[1], "determinism", "two environments of one configuration differ")
+        require_equal(results[0], results[1], "determinism", "two environments of one configuration differ")
         half = CHUNKS // 2
         env.reset(script.assignments)
         for chunk in range(half):

@@ -1,4 +1,5 @@
-"""Running an environment for the conformance suite: drawn assignments and actions, copied and compared results."""
+"""Running an environment for the conformance suite: drawn assignments and actions, copied and compared results, and the
+error that names a violated rule."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from embodied.errors import CorrectnessAlarm
 from embodied.random import derive_seed, generator
 from envs.api import Assignments, Bounds, EnvSpec, StepResult, VectorEnv
 
@@ -88,3 +90,24 @@ def difference(left: Any, right: Any, path: str = "") -> str | None:
     else:
         return None if left == right else path
     return next((found for a, b, p in pairs if (found := difference(a, b, p))), None)
+
+
+class ConformanceError(CorrectnessAlarm):
+    """An environment violates a rule of the contract.
+
+    rule: its name, e.g. "exact_reset".
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"Rule {rule!r} is violated: {message}")
+        self.rule = rule
+
+
+def require(condition: bool, rule: str, message: str) -> None:
+    if not condition:
+        raise ConformanceError(rule, message)
+
+
+def require_equal(left: Any, right: Any, rule: str, message: str) -> None:
+    where = difference(left, right)
+    require(where is None, rule, f"{message}; the first difference is in {where}.")

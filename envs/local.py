@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -66,6 +66,9 @@ class LocalVectorEnv(SlottedEnv):
                 self._steppers[part.slot].close()
                 self._steppers[part.slot] = self._make_stepper(part)
             self._steppers[part.slot].load_state_dict(state)
+
+    def first_ready(self, slots: Sequence[int] | None = None, seconds: float | None = None) -> list[int]:
+        return self._sent(slots)  # `send` executes the whole chunk
 
     def ready(self, slot: int = 0) -> bool:
         return self._slot(slot).chunk > 0

@@ -59,6 +59,11 @@ def check_sizes(config: EnvConfig) -> None:
         raise ConfigurationError(
             f"episode_steps={config.episode_steps} must be at least 1; leave it out for the task's own limit."
         )
+    if config.straggler_seconds is not None and not 0 < config.straggler_seconds < config.step_seconds:
+        raise ConfigurationError(
+            f"straggler_seconds={config.straggler_seconds:g} must be above 0 and below step_seconds="
+            f"{config.step_seconds:g}, at which a process is killed; leave it out to wait for all."
+        )
     size = num_envs // slots
     if config.processes is not None and not 0 <= config.processes <= size:
         raise ConfigurationError(
@@ -212,7 +217,41 @@ class SlottedEnv(VectorEnv):
         steps, state.chunk = state.chunk, 0
         self._finish(slot)
         state.started = True
-        return self._result(state, steps)
+        away = self._away(slot)
+        return self._result(state, steps) if away is None else self._result_without(away, state, steps)
+
+    def _away(self, slot: int) -> np.ndarray | None:
+        """bool [B]: rows of the slot that the chunk went on without; None where it did not."""
+        return None
+
+    def _result_without(self, away: np.ndarray, slot: _Slot, steps: int) -> StepResult:
+        """The result of the rows that took part. It is a copy: somebody may still write to the others' memory."""
+        memory, gone = slot.memory, torch.from_numpy(away)
+        ended = memory.ended & ~away
+        rows = np.flatnonzero(ended)
+        before = slot.current
+        failed = slot.lost | away
+        elsewhere = failed | ended if self._same_step else failed
+        slot.current = np.where(elsewhere[:, None], memory.assignments, slot.current)
+
+        def of_the_others(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {
+                name: tensor.masked_fill(gone.reshape(-1, *[1] * (tensor.dim() - 1)), 0)
+                for name, tensor in tensors.items()
+            }
+
+        slot.lost = away.copy()  # they begin new episodes in the first chunk that they can take part in
+        return StepResult(
+            observation=memory.observation.read().clone(),
+            **of_the_others(slot.chunk_tensors(steps)),
+            ended=torch.from_numpy(ended),
+            final_rows=torch.from_numpy(rows),
+            final_observation=memory.final.read_rows(rows) if len(rows) else None,
+            episodes=EpisodeStats(
+                assignments=Assignments(*torch.from_numpy(before).unbind(1)), **of_the_others(slot.statistics)
+            ),
+            failed=torch.from_numpy(failed),
+        )
 
     def _result(self, slot: _Slot, steps: int) -> StepResult:
         memory = slot.memory
@@ -282,6 +321,13 @@ class SlottedEnv(VectorEnv):
         return self._whole.observation.read().clone()
 
     # ---------------------------------------------------------------- helpers
+
+    def _sent(self, slots: Sequence[int] | None) -> list[int]:
+        """Those of `slots`, or of all, that execute a chunk. Raises RefusedInput where there is none."""
+        sent = [s for s in (range(self.slots) if slots is None else slots) if self._slot(s).chunk]
+        if not sent:
+            raise RefusedInput("first_ready without a send: none of the slots executes a chunk.")
+        return sent
 
     def _slot(self, slot: int) -> _Slot:
         if not 0 <= slot < self.slots:

@@ -15,7 +15,7 @@ def make_batch(config: LiberoConfig, num_envs: int) -> BatchEnv:
     Raises AssetError for missing or unfitting files and SimulatorError where the simulator cannot be built.
     """
     # imported here: MuJoCo reads which GL backend to use when it is imported, and only who steps needs it
-    from envs.pool.vector import process_count
+    from envs.pool.shared import process_count
     from envs.rendering import egl
 
     if config.cameras:

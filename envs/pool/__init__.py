@@ -1,6 +1,7 @@
 """The pool: simulators in worker processes that write into memory shared with this one.
 
-`vector` is the VectorEnv, `process` the parent's handle of one worker, `worker` what runs in it.
+`vector` is the VectorEnv, `host` its processes, `process` the handle of one of them, `worker` what runs in it, `pace`
+how long chunks take.
 """
 
 from __future__ import annotations

@@ -2,61 +2,46 @@
 
 Observations and results are written in place; a chunk costs a copy of its actions, a number and a doorbell for each
 process. Blocks and doorbells are anonymous (memfd, eventfd): nothing is left behind however this process ends, and
-workers end with it. A process that dies or hangs costs the running episodes of its environments, nothing more.
+workers end with it. A process that dies, hangs or is far too slow costs the running episodes of its environments,
+nothing more.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import select
 import time
-import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
-import embodied.errors
-from embodied.errors import ConfigurationError, DeadlineExceeded, EmbodiedError, SimulatorError
-from envs.api import EnvConfig, EnvSpec
+from embodied.errors import DeadlineExceeded, EmbodiedError, SimulatorError
+from envs.api import EnvConfig
 from envs.batch import BatchEnv
-from envs.memory import EnvMemory
-from envs.pool.process import SimulatorProcess, free_cores
-from envs.pool.shared import Shared, pickle_factory, process_count
-from envs.pool.worker import (
-    CONTROL_COLUMNS,
-    DONE,
-    OPERATION,
-    REQUESTED,
-    STEPS,
-    Attached,
-    Failure,
-    Made,
-    Operation,
-    Phase,
-    Reply,
-    Setup,
-)
-from envs.slots import Part, SlottedEnv, split_evenly
+from envs.pool.host import ProcessHost
+from envs.pool.pace import Pace
+from envs.pool.process import SimulatorProcess
+from envs.pool.worker import DONE, OPERATION, REQUESTED, SPENT, STEPS, Failure, Operation
+from envs.slots import Part
 
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS_IN_A_ROW = 3
 """A process that dies so often without completing a chunk in between is not started again."""
 
-_NOTICE_SECONDS = 10.0
 _TICK_MILLISECONDS = 20  # how often to look for late processes, and for a wake-up that was missed
-_SPIN_SECONDS = 50e-6
 
 
-class PoolVectorEnv(SlottedEnv):
+class PoolVectorEnv(ProcessHost):
     """Simulators in worker processes; every process hosts an even, contiguous share of every slot.
 
     After a process died, `StepResult.failed` marks its environments, whose statistics are then zero. They continue
     with the `next_assignments` of that chunk, or, where none were given, once more with the assignment that was lost.
+
+    With `straggler_seconds`, a process that has not finished a chunk after so long, while at least half of them have,
+    is left behind: the result comes without it, its environments are `failed`, and it starts new episodes as soon as it
+    is done with the old ones. Until then its rows are `failed` in every result and show what they last showed.
 
     Args:
         make_batch: makes a BatchEnv of so many environments; must be picklable and importable by name.
@@ -65,6 +50,8 @@ class PoolVectorEnv(SlottedEnv):
 
     Attributes:
         restarts: how many processes died or hung and were replaced.
+        left_behind: how often a process was left behind.
+        pace: what is usual for a chunk, and how often it took much longer.
     """
 
     def __init__(
@@ -73,135 +60,20 @@ class PoolVectorEnv(SlottedEnv):
         config: EnvConfig,
         on_progress: Callable[[int, str, float], None] | None = None,
     ) -> None:
-        super().__init__(config)
-        self.restarts = 0
-        self._on_progress = on_progress
-        self._factory = pickle_factory(make_batch, config)
-        count = process_count(config)
-        if count == 0:
-            raise ConfigurationError("processes=0 asks for no simulator process: use LocalVectorEnv.")
-        size = self.slot_size
-        self.parts = [
-            Part(process, slot, start, stop)
-            for slot in range(self.slots)
-            for process, (start, stop) in enumerate(split_evenly(slot * size, (slot + 1) * size, count))
-        ]
-        cores = len(os.sched_getaffinity(0))
-        self._cores = free_cores(count) if count <= cores else [None] * count
-        # spinning pays only on a core that nobody else needs; this process needs one
-        self._spin_seconds = _SPIN_SECONDS if count < cores else 0.0
-        shape = (count, self.slots, CONTROL_COLUMNS)
-        self._shared = Shared(shape)
+        super().__init__(make_batch, config, on_progress)
+        count = len(self._cores)
+        self.restarts = self.left_behind = 0
         self._control = self._shared.control
         self._number = 0
         self._in_flight: dict[int, Operation] = {}
+        self._begun = [0.0] * self.slots
         self._deadlines = np.zeros((count, self.slots))
         self._errors: dict[int, EmbodiedError] = {}
         self._deaths_in_a_row = [0] * count
-        self._made: EnvSpec | None = None
-        self._finalizer = weakref.finalize(self, self._shared.release, os.getpid())
-        try:
-            for index in range(count):
-                self._shared.processes.append(self._start_process(index))
-            self._await_start(list(range(count)))
-        except BaseException:
-            for process in self._shared.processes:
-                process.kill()
-            self.close()
-            raise
+        self._left = np.zeros((count, self.slots), dtype=bool)  # executing something that nobody waits for
+        self._some_left = False
+        self.pace = Pace([self._name(index) for index in range(count)], self.slots)
         self._pollers = [self._make_poller(slot) for slot in range(self.slots)]
-
-    # ---------------------------------------------------------------- starting
-
-    def _start_process(self, index: int) -> SimulatorProcess:
-        shared = self._shared
-
-        def make_setup(crash_fd: int) -> Setup:
-            return Setup(
-                index=index,
-                processes=len(self._cores),
-                slots=self.slots,
-                slot_size=self.slot_size,
-                parts=tuple((p.slot, p.start, p.stop) for p in self._parts_of(index)),
-                factory=self._factory,
-                core=self._cores[index],
-                spin_seconds=self._spin_seconds,
-                control_fd=shared.control_fd,
-                memory_fd=shared.memory_fd,
-                crash_fd=crash_fd,
-                doorbell_fd=shared.doorbells[index],
-                done_fds=tuple(shared.done),
-            )
-
-        return SimulatorProcess(
-            make_setup, (shared.control_fd, shared.memory_fd, shared.doorbells[index], *shared.done)
-        )
-
-    def _await_start(self, indices: list[int]) -> None:
-        """Wait until the processes `indices` are attached to the memory."""
-        began = time.monotonic()
-        processes = {self._shared.processes[i].connection.fileno(): self._shared.processes[i] for i in indices}
-        poller = select.poll()
-        for descriptor in processes:
-            poller.register(descriptor, select.POLLIN)
-        next_notice = began + _NOTICE_SECONDS
-        while processes:
-            now = time.monotonic()
-            if now - began > self.config.start_seconds:
-                self._raise_late_start(next(iter(processes.values())))
-            if now > next_notice:
-                next_notice = now + _NOTICE_SECONDS
-                for process in processes.values():
-                    logger.info("%s: in phase %r for %.0f s", self._name(process.index), process.phase, now - began)
-            wait = min(next_notice - now, began + self.config.start_seconds - now)
-            for descriptor, _ in poller.poll(max(1.0, wait * 1000)):
-                process = processes[descriptor]
-                message = process.receive()
-                if self._hear_start(process, message, time.monotonic() - began):
-                    poller.unregister(descriptor)
-                    del processes[descriptor]
-
-    def _hear_start(self, process: SimulatorProcess, message: Any, seconds: float) -> bool:
-        """Take note of a message of a starting process; True once it is ready."""
-        if message is None:
-            raise SimulatorError(
-                f"{process.describe_end()}\n{self._name(process.index)} ended while starting, in phase "
-                f"{process.phase!r}."
-            )
-        if isinstance(message, Failure):
-            raise self._error(process.index, message, "while starting")
-        if isinstance(message, Phase):
-            process.phase = message.name
-            self._report(process.index, message.name, seconds)
-        if isinstance(message, Made):
-            self._take_spec(process.index, message.spec)
-            process.send("attach")
-        if isinstance(message, Attached):
-            self._report(process.index, "ready", seconds)
-        return isinstance(message, Attached)
-
-    def _take_spec(self, index: int, spec: EnvSpec) -> None:
-        if self._made is None:
-            self._made = spec
-            size = EnvMemory.size(spec, self.num_envs)
-            os.ftruncate(self._shared.memory_fd, size)
-            self._use(spec, EnvMemory(spec, self.num_envs, mmap.mmap(self._shared.memory_fd, size)))
-        elif spec != self._made:
-            raise SimulatorError(
-                f"{self._name(index)} made an environment that differs from the others': {spec} instead of "
-                f"{self._made}. An adapter's spec may depend on its configuration only."
-            )
-
-    def _report(self, index: int, phase: str, seconds: float) -> None:
-        logger.debug("%s: %s after %.1f s", self._name(index), phase, seconds)
-        if self._on_progress is not None:
-            self._on_progress(index, phase, seconds)
-
-    def _raise_late_start(self, process: SimulatorProcess) -> None:
-        raise DeadlineExceeded(
-            f"{process.dump_stack()}\n{self._name(process.index)} did not start within start_seconds="
-            f"{self.config.start_seconds:g}; it was in phase {process.phase!r}, doing the above."
-        )
 
     # ---------------------------------------------------------------- requests
 
@@ -218,6 +90,10 @@ class PoolVectorEnv(SlottedEnv):
         self._deadlines[process, slot] = time.monotonic() + seconds * len(self._in_flight)
 
     def _begin(self, slot: int) -> None:
+        self._begun[slot] = time.monotonic()
+        if self._some_left and self._left[:, slot].any():
+            self._begin_without_the_left(slot)
+            return
         self._in_flight[slot] = Operation.STEP
         self._allow(slice(None), slot, self.config.step_seconds)
         # the same as `_request` for each process, but with one write for all: this is the hot path
@@ -236,6 +112,7 @@ class PoolVectorEnv(SlottedEnv):
         mask = self._whole.mask
         for part in self.parts:
             if mask[part.start : part.stop].any():
+                self._left[part.process, part.slot] = False
                 self._in_flight[part.slot] = Operation.RESET
                 self._request(Operation.RESET, part)
         for slot in self._in_flight:
@@ -255,20 +132,42 @@ class PoolVectorEnv(SlottedEnv):
             return False
         waiting = [self._shared.processes[index] for index in self._waiting(slot).tolist()]
         # one that failed, died or is late has something to say: recv's to deal with
-        return not waiting or any(
-            process.connection.poll() or time.monotonic() > self._deadlines[process.index, slot] for process in waiting
+        return (
+            not waiting
+            or self._may_leave(slot, len(waiting))
+            or any(
+                process.connection.poll() or time.monotonic() > self._deadlines[process.index, slot]
+                for process in waiting
+            )
         )
 
     def _waiting(self, slot: int) -> np.ndarray:
-        """Processes that have not finished their part of the slot's request."""
+        """Processes that have not finished their part of the slot's request and are waited for."""
         control = self._control[:, slot]
-        return np.flatnonzero(control[:, REQUESTED] != control[:, DONE])
+        return np.flatnonzero((control[:, REQUESTED] != control[:, DONE]) & ~self._left[:, slot])
+
+    def first_ready(self, slots: Sequence[int] | None = None, seconds: float | None = None) -> list[int]:
+        chosen = self._sent(slots)
+        seconds = self.config.step_seconds if seconds is None else seconds
+        until = time.monotonic() + seconds
+        poller = select.poll()
+        for slot in chosen:
+            poller.register(self._shared.done[slot], select.POLLIN)
+        while not (ready := [slot for slot in chosen if self.ready(slot)]):
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"{self.config.id}: none of the slots {', '.join(map(str, chosen))} finished its chunk within "
+                    f"{seconds:g} s."
+                )
+            for descriptor, _ in poller.poll(_TICK_MILLISECONDS):
+                os.eventfd_read(descriptor)  # it may be of an earlier chunk; `ready` looks at the numbers
+        return ready
 
     def _await_slot(self, slot: int) -> None:
         poller, done = self._pollers[slot]
         control = self._control[:, slot]
-        requested, finished = control[:, REQUESTED], control[:, DONE]
-        while np.count_nonzero(requested != finished):
+        requested, finished, left = control[:, REQUESTED], control[:, DONE], self._left[:, slot]
+        while np.count_nonzero(requested != finished) and (not self._some_left or len(self._waiting(slot))):
             events = poller.poll(_TICK_MILLISECONDS)
             for descriptor, _ in events:
                 if descriptor == done:
@@ -279,7 +178,8 @@ class PoolVectorEnv(SlottedEnv):
             if not events:
                 self._look_for_trouble(slot)
                 poller = self._pollers[slot][0]
-        del self._in_flight[slot]
+        if self._in_flight.pop(slot) is Operation.STEP:
+            self.pace.note(slot, control[:, SPENT], left)
         if any(self._deaths_in_a_row):
             self._forgive(slot)
         if slot in self._errors:
@@ -296,7 +196,12 @@ class PoolVectorEnv(SlottedEnv):
             control[DONE] = control[REQUESTED]
 
     def _look_for_trouble(self, slot: int) -> None:
-        for index in self._waiting(slot).tolist():
+        waiting = self._waiting(slot).tolist()
+        if self._may_leave(slot, len(waiting)):
+            for index in waiting:
+                self._leave_behind(index, slot)
+            return
+        for index in waiting:
             process = self._shared.processes[index]
             if process.has_ended():
                 self._replace(process, process.describe_end())
@@ -304,6 +209,69 @@ class PoolVectorEnv(SlottedEnv):
                 stack = process.dump_stack()
                 doing = self._in_flight[slot].name.lower()
                 self._replace(process, f"did not finish its {doing} of slot {slot} in time and was killed\n{stack}")
+
+    # ---------------------------------------------------------------- going on without a slow process
+
+    def _may_leave(self, slot: int, waiting: int) -> bool:
+        """Whether the slot has waited long enough for few enough processes to go on without them."""
+        patience = self.config.straggler_seconds
+        if patience is None or not waiting or self._in_flight.get(slot) is not Operation.STEP:
+            return False
+        return time.monotonic() - self._begun[slot] > patience and 2 * waiting <= len(self._cores)
+
+    def _leave_behind(self, index: int, slot: int) -> None:
+        """Go on without a process; what it is doing is shown, and what comes of it is never looked at."""
+        self.left_behind += 1
+        process = self._shared.processes[index]
+        logger.warning(
+            "%s has not finished its chunk of slot %d within straggler_seconds=%g and is left behind; its running "
+            "episodes are lost, and it starts new ones when it is done. It is doing this:\n%s",
+            self._name(index),
+            slot,
+            self.config.straggler_seconds,
+            process.dump_stack(),
+        )
+        self._left[index, slot] = self._some_left = True
+
+    def _begin_without_the_left(self, slot: int) -> None:
+        """Ask those for a chunk that can take part; one that was left behind and is done begins new episodes in it."""
+        self._in_flight[slot] = Operation.STEP
+        chunk = self._slots[slot].chunk
+        self._some_left = bool(self._left.any())
+        for part in self._parts_in(slot):
+            if self._left[part.process, slot] and self._is_still_away(part, chunk):
+                continue
+            self._left[part.process, slot] = False
+            self._allow(part.process, slot, self.config.step_seconds)
+            self._request(Operation.STEP, part, chunk)
+
+    def _is_still_away(self, part: Part, chunk: int) -> bool:
+        """Whether a process that was left behind is to be left alone in a chunk of `chunk` steps.
+
+        Chunks of another length lie differently in memory, where it still writes: before such a one it is waited for.
+        """
+        control = self._control[part.process, part.slot]
+        process = self._shared.processes[part.process]
+        while control[REQUESTED] != control[DONE]:
+            reason = process.describe_end() if process.has_ended() else ""
+            if not reason and time.monotonic() > self._deadlines[part.process, part.slot]:
+                reason = f"was left behind, is still busy after step_seconds and was killed\n{process.dump_stack()}"
+            if reason:
+                control[STEPS] = chunk
+                self._replace(process, reason)  # which asks for new episodes in this chunk
+                return True
+            if control[STEPS] == chunk:
+                return True
+            time.sleep(_TICK_MILLISECONDS / 1000)
+        return False
+
+    def _away(self, slot: int) -> np.ndarray | None:
+        if not self._some_left or not self._left[:, slot].any():
+            return None
+        away = np.zeros(self.num_envs, dtype=bool)
+        for part in self._parts_in(slot):
+            away[part.start : part.stop] = self._left[part.process, slot]
+        return away[self.rows(slot)]
 
     # ---------------------------------------------------------------- replacing a dead process
 
@@ -332,6 +300,7 @@ class PoolVectorEnv(SlottedEnv):
             except (SimulatorError, DeadlineExceeded) as error:
                 reason = f"could not be started again: {error}"
         self._pollers = [self._make_poller(slot) for slot in range(self.slots)]
+        self._left[index] = False
         for part in self._parts_of(index):
             self._lose(part)
 
@@ -355,83 +324,7 @@ class PoolVectorEnv(SlottedEnv):
             if not self._slots[slot].memory.mask.any():
                 self._deaths_in_a_row[part.process] = 0
 
-    # ---------------------------------------------------------------- commands over the pipe
-
-    def _ask(self, indices: list[int], commands: list[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """Send a command to each of the processes and wait for the answers."""
-        for index in indices:
-            process = self._shared.processes[index]
-            if process.has_ended():
-                self._replace(process, process.describe_end())
-        for index, command in zip(indices, commands, strict=True):
-            self._shared.processes[index].send(command)
-        deadline = time.monotonic() + seconds
-        replies = []
-        for index, command in zip(indices, commands, strict=True):
-            process = self._shared.processes[index]
-            if not process.connection.poll(max(0.0, deadline - time.monotonic())):
-                stack = process.dump_stack()
-                process.kill()
-                raise DeadlineExceeded(
-                    f"{stack}\n{self._name(index)} did not answer {command[0]!r} within {seconds:g} s and was killed."
-                )
-            message = process.receive()
-            if message is None:
-                raise SimulatorError(
-                    f"{process.describe_end()}\n{self._name(index)} ended while asked to {command[0]}."
-                )
-            if isinstance(message, Failure):
-                raise self._error(index, message, "while running")
-            replies.append(message.value if isinstance(message, Reply) else None)
-        return replies
-
-    def _render_part(self, part: Part, rows: np.ndarray) -> torch.Tensor:
-        command = ("render", part.slot, rows)
-        return torch.from_numpy(self._ask([part.process], [command], self.config.start_seconds)[0])
-
-    def _save_parts(self) -> list[dict[str, torch.Tensor]]:
-        everyone = list(range(len(self._cores)))
-        saved = self._ask(everyone, [("save",)] * len(everyone), self.config.step_seconds)
-        return [
-            {name: torch.from_numpy(value) for name, value in saved[part.process][part.slot].items()}
-            for part in self.parts
-        ]
-
-    def _load_parts(self, states: list[dict[str, torch.Tensor]]) -> None:
-        everyone = list(range(len(self._cores)))
-        by_process: list[dict[int, Any]] = [{} for _ in everyone]
-        longest = 0
-        for part, state in zip(self.parts, states, strict=True):
-            by_process[part.process][part.slot] = {name: value.numpy() for name, value in state.items()}
-            longest = max(longest, int(state["length"].max()))
-        seconds = self.config.start_seconds + longest * self.config.step_seconds
-        self._ask(everyone, [("load", states) for states in by_process], seconds)
-
-    # ---------------------------------------------------------------- ending
-
-    def close(self) -> None:
-        self._finalizer()
-
     # ---------------------------------------------------------------- helpers
-
-    def _parts_of(self, process: int) -> list[Part]:
-        return [part for part in self.parts if part.process == process]
-
-    def _parts_in(self, slot: int) -> list[Part]:
-        count = len(self._cores)
-        return self.parts[slot * count : (slot + 1) * count]
-
-    def _name(self, index: int) -> str:
-        ranges = ", ".join(f"{part.start}-{part.stop - 1}" for part in self._parts_of(index))
-        return f"{self.config.id}: simulator process {index} (environments {ranges})"
-
-    def _error(self, index: int, failure: Failure, when: str) -> EmbodiedError:
-        """The worker's exception as one of ours; of the same class where it was one of ours."""
-        where = f"{self._name(index)} failed in phase {failure.doing!r} {when}."
-        kind = getattr(embodied.errors, failure.kind, None)
-        if isinstance(kind, type) and issubclass(kind, EmbodiedError):
-            return kind(f"{failure.message}\n{where}")
-        return SimulatorError(f"{failure.traceback}{where}")
 
     def _make_poller(self, slot: int) -> tuple[select.poll, int]:
         poller = select.poll()
@@ -440,6 +333,3 @@ class PoolVectorEnv(SlottedEnv):
         for process in self._shared.processes:
             poller.register(process.connection.fileno(), select.POLLIN)
         return poller, done
-
-    def _process_at(self, descriptor: int) -> SimulatorProcess:
-        return next(p for p in self._shared.processes if p.connection.fileno() == descriptor)

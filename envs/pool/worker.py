@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 # columns of the control numbers, int64 [processes, slots, CONTROL_COLUMNS]; a row is one cache line
-REQUESTED, DONE, OPERATION, STEPS = range(4)
+REQUESTED, DONE, OPERATION, STEPS, SPENT = range(5)  # SPENT: nanoseconds of the latest chunk
 CONTROL_COLUMNS = 8
 
 
@@ -249,7 +249,9 @@ class _Worker:
                 stepper.reset(mask.nonzero()[0])
             else:
                 self.doing = "step"
+                began = time.perf_counter_ns()
                 stepper.step(int(control[STEPS]), mask.nonzero()[0] if mask.any() else None)
+                control[SPENT] = time.perf_counter_ns() - began
         except Exception as error:
             send_message(self._connection, _failure(self.doing, slot, error))
             return

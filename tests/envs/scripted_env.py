@@ -16,7 +16,7 @@ import torch
 from envs.api import ActionSpec, Assignments, Bounds, CameraSpec, EnvConfig, EnvSpec, Observation
 from envs.batch import BatchEnv, BatchStep
 
-SEGFAULT, HANG, NAN_REWARD, RAISE, NAN_STATE, KILL = 1000.0, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0
+SEGFAULT, HANG, NAN_REWARD, RAISE, NAN_STATE, KILL, NAP = 1000.0, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0, 7000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +115,8 @@ def _misbehave(code: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if code == HANG:
         time.sleep(1000)
+    if code == NAP:
+        time.sleep(1.5)
     if code == RAISE:
         raise ValueError("the scripted world refuses")
 

@@ -18,7 +18,7 @@ import scripted_env as world
 import torch
 
 import envs
-from embodied.errors import AssetError, ConfigurationError, DeadlineExceeded, SimulatorError
+from embodied.errors import AssetError, ConfigurationError, DeadlineExceeded, RefusedInput, SimulatorError
 from envs.api import Assignments, StepResult
 from envs.local import LocalVectorEnv
 from envs.pool import PoolVectorEnv
@@ -260,6 +260,75 @@ def test_ready_is_true_for_a_chunk_that_failed(four: PoolVectorEnv):
         assert time.monotonic() < until
     with pytest.raises(SimulatorError):
         four.recv(0)
+
+
+def test_first_ready_names_the_slots_that_are_done():
+    with pool(4, slots=2, processes=2) as env:
+        env.reset(seeds(100, 200, 300, 400))
+        with pytest.raises(RefusedInput, match="without a send"):
+            env.first_ready()
+        env.send(with_code(2, 1, 0, world.NAP), 0, seeds(0, 0))
+        with pytest.raises(DeadlineExceeded, match="none of the slots 0 "):
+            env.first_ready([0], seconds=0.1)
+        assert env.first_ready() == [0]
+        assert env.recv(0).reward[1, 0] == 1
+        env.send(torch.zeros(2, 1, 2), 1, seeds(0, 0))
+        env.send(torch.zeros(2, 1, 2), 0, seeds(0, 0))
+        waiting = {0, 1}
+        while waiting:
+            for slot in env.first_ready(sorted(waiting)):
+                env.recv(slot)
+                waiting.remove(slot)
+
+
+def test_batch_goes_on_without_a_process_that_is_far_too_slow(caplog: pytest.LogCaptureFixture):
+    with pool(straggler_seconds=0.2) as env:
+        env.reset(seeds(100, 200, 300, 400))
+        with caplog.at_level(logging.WARNING):
+            began = time.monotonic()
+            result = env.step(with_code(4, 2, 0, world.NAP), 0, seeds(500, 600, 700, 800))
+            assert time.monotonic() - began < 1.4
+        assert "is left behind" in caplog.text
+        assert "environments 0-1" in caplog.text
+        assert "_misbehave" in caplog.text
+        assert (env.left_behind, env.restarts) == (1, 0)
+        assert result.failed.tolist() == [True, True, False, False]
+        assert result.valid.tolist() == [[False] * 2] * 2 + [[True] * 2] * 2
+        assert result.reward.tolist() == [[0, 0], [0, 0], [1, 2], [1, 2]]
+        assert result.episodes.length.tolist() == [0, 0, 2, 2]
+        # still busy: not waited for again, and what it does meanwhile shows nowhere
+        again = env.step(torch.zeros(4, 2, 2), 0, seeds(501, 601, 701, 801))
+        assert again.failed.tolist() == [True, True, False, False]
+        assert again.reward.tolist() == [[0, 0], [0, 0], [3, 4], [3, 4]]
+        time.sleep(1.6)
+        assert result.reward.tolist() == [[0, 0], [0, 0], [1, 2], [1, 2]]
+        # done: it starts the episodes it is given now, and takes part in the chunk after that
+        back = env.step(torch.zeros(4, 1, 2), 0, seeds(520, 620, 720, 820))
+        assert back.failed.tolist() == [True, True, False, False]
+        assert back.valid[:, 0].tolist() == [False, False, True, True]
+        assert back.observation.state[:, :2].tolist() == [[0, 520], [0, 620], [5, 300], [5, 400]]
+        after = env.step(torch.zeros(4, 1, 2), 0, seeds(0, 0, 0, 0))
+        assert not after.failed.any()
+        assert after.reward[:, 0].tolist() == [1, 1, 6, 6]
+        assert after.episodes.assignments.seed.tolist() == [520, 620, 300, 400]
+        # a chunk of another length lies differently in memory, so the process is waited for before it begins
+        env.step(with_code(4, 2, 0, world.NAP), 0, seeds(503, 603, 703, 803))
+        other = env.step(torch.zeros(4, 1, 2), 0, seeds(504, 604, 704, 804))
+        assert other.observation.state[:, :2].tolist() == [[0, 504], [0, 604], [9, 300], [9, 400]]
+
+
+def test_all_are_waited_for_without_straggler_seconds_and_slowness_is_reported(caplog: pytest.LogCaptureFixture):
+    with pool() as env:
+        env.reset(seeds(100, 200, 300, 400))
+        for _ in range(12):
+            env.step(torch.zeros(4, 1, 2), 0, seeds(0, 0, 0, 0))
+        with caplog.at_level(logging.WARNING):
+            result = env.step(with_code(4, 1, 3, world.NAP), 0, seeds(0, 0, 0, 0))
+        assert result.valid.all()
+        assert env.pace.slow_chunks.tolist() == [0, 1]
+        assert "environments 2-3" in caplog.text
+        assert "is slow: a chunk took 1.5" in caplog.text
+        assert env.pace.usual_seconds(0) < 0.1
 
 
 def test_process_that_died_while_idle_is_replaced_when_the_state_is_saved(four: PoolVectorEnv):

@@ -61,10 +61,17 @@ def _run_episodes(env: BatchedManiSkill, count: int, pictures: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pictures", [False, pytest.param(True, marks=needs_vulkan)])
-def test_a_thousand_resets_cost_no_memory(pictures):
+@pytest.mark.parametrize(
+    ("task", "pictures"),
+    [
+        ("PickCube-v1", False),
+        pytest.param("PickCube-v1", True, marks=needs_vulkan),
+        pytest.param("PutOnPlate-v1", True, marks=needs_vulkan),  # new colours and textures at every reset
+    ],
+)
+def test_a_thousand_resets_cost_no_memory(task, pictures):
     options = {"obs": "rgb", "image_size": 32, "robot_visual": "lowpoly"} if pictures else {}
-    env = BatchedManiSkill(ManiSkillConfig(id="maniskill/PickCube-v1", **options), 2)
+    env = BatchedManiSkill(ManiSkillConfig(id=f"maniskill/{task}", **options), 2)
     _run_episodes(env, 100, pictures)
     before = _megabytes()
     _run_episodes(env, 500, pictures)

@@ -1,6 +1,7 @@
 """The put-on-plate family: what a seed and a split mean, and that the task is sound and can be done."""
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from envs.maniskill.factory import make_batch
 from envs.maniskill.put_on_plate.draw import draw_episode
 from envs.maniskill.put_on_plate.looks import table_image
 from envs.maniskill.put_on_plate.things import SPLITS, contents
+from envs.registry import make
 from tests.envs.maniskill.stock_reference import can_render
 
 needs_vulkan = pytest.mark.skipif(not can_render(), reason="no Vulkan device (see `embodied doctor`)")
@@ -206,9 +208,15 @@ def test_the_expert_does_every_split_with_and_without_turning_the_hand(split):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"reward": "smooth"}, {"obs": "rgb", "image_size": 32, "robot_visual": "lowpoly"}])
-def test_the_contract_holds(options):
-    envs.check(config(num_envs=4, episode_steps=9, **options))
+def test_the_contract_holds_in_this_process_and_in_workers():
+    envs.check(config(num_envs=4, episode_steps=9, reward="smooth"))
+
+
+@pytest.mark.slow
+@needs_vulkan
+def test_the_contract_holds_with_pictures():
+    options = config(num_envs=2, episode_steps=6, processes=0, obs="rgb", image_size=16, robot_visual="lowpoly")
+    envs.check(functools.partial(make, options))
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def success_curve_png(run_folders: Path | str | Sequence[Path | str], out: Path 
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-        axes.set_xlabel("environment steps")
+        axes.set_xlabel(runs[0].unit)
         axes.set_ylabel("success rate" if is_success else "return")
         axes.set_title(title or runs[0].recipe, loc="left", fontsize=11)
         axes.grid(axis="y", alpha=0.25)

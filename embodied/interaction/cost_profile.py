@@ -82,7 +82,7 @@ def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
         ),
     }
     group = NodeGroup(
-        accelerators_per_node=torch.cuda.device_count() if on_gpu else 0,
+        accelerators_per_node=(torch.cuda.device_count() if recipe.cluster.device == "auto" else 1) if on_gpu else 0,
         cores_per_node=cores(),
         accelerator_memory_bytes=_ROOM * torch.cuda.get_device_properties(0).total_memory if on_gpu else 0.0,
         host_memory_bytes=float(psutil.virtual_memory().total),

@@ -28,8 +28,18 @@ AUTO = "auto"
 
 def check_plan(recipe: Recipe) -> None:
     """Refuse a placement or a plan file that cannot be, before anything is made or measured."""
-    if recipe.cluster.plan != AUTO:
+    if recipe.cluster.plan == AUTO:
+        _check_auto(recipe)
+    else:
         find_plan(recipe, print)
+
+
+def _check_auto(recipe: Recipe) -> None:
+    if recipe.cluster.address is not None:
+        raise ConfigurationError(
+            f"cluster.plan=auto plans for this machine, not for the Ray cluster at {recipe.cluster.address}; plan for "
+            "its size with `embodied plan`, and give the file: cluster.plan=FILE"
+        )
 
 
 def find_plan(recipe: Recipe, say: Callable[[str], None]) -> tuple[Plan, FlowProfile | None]:
@@ -41,11 +51,12 @@ def find_plan(recipe: Recipe, say: Callable[[str], None]) -> tuple[Plan, FlowPro
     if wanted is None:
         return make_plan(recipe, embodied_flow(recipe, Path())), None
     if wanted == AUTO:
+        _check_auto(recipe)
         profile = kept_profile(recipe)
         if profile is None:
             say("no profile of this recipe on this machine is kept; measuring its stages ...")
             profile = refresh_profile(recipe, say)
-        plan = chosen_plan(compare(profile))
+        plan = chosen_plan(recipe, compare(profile))
     else:
         profile, plan = kept_profile(recipe), Plan.load(Path(wanted))
     planned(recipe, plan)
@@ -76,6 +87,10 @@ def planned(recipe: Recipe, plan: Plan) -> Recipe:
 
     Raises ConfigurationError where the plan does not suit the recipe, with what would."""
     plan.check(embodied_flow(recipe, Path()))
+    if plan.launcher == "inline" and recipe.cluster.address is not None:
+        raise ConfigurationError(
+            "the plan's launcher is inline, which runs in this process; it cannot use cluster.address"
+        )
     slots = {stage.slots for stage in (plan.stages["env"], plan.stages["policy"])}
     if len(slots) > 1:
         raise ConfigurationError(
@@ -103,9 +118,17 @@ def refresh_profile(recipe: Recipe, say: Callable[[str], None]) -> FlowProfile:
     return profile
 
 
-def chosen_plan(comparison: Comparison) -> Plan:
-    """The best plan with the reason why."""
-    return to_plan(comparison.problem, comparison.best, explain.why(comparison))
+def chosen_plan(recipe: Recipe, comparison: Comparison) -> Plan:
+    """The best plan with the reason why, on the device that the recipe names, if it names one."""
+    plan = to_plan(comparison.problem, comparison.best, explain.why(comparison))
+    device = recipe.cluster.device
+    if not device.startswith("cuda:"):
+        return plan
+    stages = {
+        name: dataclasses.replace(stage, devices=tuple(device if d == "cuda:0" else d for d in stage.devices))
+        for name, stage in plan.stages.items()
+    }
+    return dataclasses.replace(plan, stages=stages)
 
 
 def follow(recipe: Recipe, folder: RunFolder, plan: Plan, profile: FlowProfile | None) -> Following | None:

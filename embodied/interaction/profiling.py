@@ -160,10 +160,13 @@ def variant_of(recipe: Recipe, setting: Setting) -> Recipe | None:
 
 
 def _decisions(recipe: Recipe) -> list[int]:
-    """Lengths of a measured rollout, the preferred one first."""
+    """Lengths of a measured rollout, the preferred one first: the recipe's own or a part of it that is short enough;
+    longer ones where fewer environments would not fill a batch."""
     wanted = recipe.rollout.decisions
-    halves = [wanted >> shift for shift in range(wanted.bit_length()) if wanted % (1 << shift) == 0]
-    return sorted(halves, key=lambda d: (d > MOST_DECISIONS, abs(d - MOST_DECISIONS)))
+    parts = [wanted >> shift for shift in range(wanted.bit_length()) if wanted % (1 << shift) == 0]
+    short = [d for d in parts if d <= MOST_DECISIONS]
+    more = [d for d in (2 * wanted, 4 * wanted) if d <= MOST_DECISIONS]
+    return [*short, *more, *sorted(set(parts) - set(short))]
 
 
 async def _measure(recipe: Recipe, setting: Setting, repeats: int, alarms: Path) -> Timing:

@@ -48,7 +48,7 @@ def timing(num_envs: int, processes: int, env: float, policy: float, learner: fl
 def test_the_sizes_are_halves_and_processes_up_to_the_cores(monkeypatch):
     monkeypatch.setattr(profiling, "cores", lambda: 4)
     assert profiling.settings(cartpole()) == [
-        *[Setting(n, 0) for n in (8, 4)],  # two environments make less than a batch
+        *[Setting(n, 0) for n in (8, 4, 2)],
         *[Setting(n, 1) for n in (8, 4)],
         *[Setting(n, 2) for n in (8, 4)],
         *[Setting(n, 4) for n in (8, 4)],
@@ -58,6 +58,8 @@ def test_the_sizes_are_halves_and_processes_up_to_the_cores(monkeypatch):
 def test_long_rollouts_are_measured_shorter():
     assert profiling.variant_of(cartpole("rollout.decisions=512"), Setting(8, 0)).rollout.decisions == 64
     assert profiling.variant_of(cartpole("rollout.decisions=8"), Setting(8, 0)).rollout.decisions == 8
+    # two environments need twice the decisions to fill a batch of 32
+    assert profiling.variant_of(cartpole("rollout.decisions=8"), Setting(2, 0)).rollout.decisions == 16
 
 
 def test_a_profile_gives_back_the_times_it_was_made_from():
@@ -105,7 +107,7 @@ def test_measured_kept_planned_edited_trained_and_drawn(monkeypatch, tmp_path, c
     assert (waiting, "embodied profile gym_cartpole_ppo_mlp" in capsys.readouterr().out) == (EXIT_DONE, True)
     assert main(["profile", *recipe, "--output", str(tmp_path / "profile.json")]) == EXIT_DONE
     first = capsys.readouterr().out
-    assert "8/1, 4/1" in first
+    assert "8/1, 4/1, 2/1" in first
     assert main(["profile", *recipe]) == EXIT_DONE
     assert "kept since it was measured" in capsys.readouterr().out
     plan = tmp_path / "plan.json"
@@ -129,6 +131,7 @@ def test_measured_kept_planned_edited_trained_and_drawn(monkeypatch, tmp_path, c
     [
         (["plan=nowhere.json"], "nowhere.json cannot be read"),
         (["plan=auto", "cluster.workers.env=2"], "cluster.workers; leave one out"),
+        (["plan=auto", "cluster.address=auto"], "not for the Ray cluster at auto"),
     ],
 )
 def test_plans_that_cannot_be_followed_are_refused_before_anything_starts(overrides, message, capsys, tmp_path):

@@ -72,6 +72,11 @@ class Cluster:
                 "Change the groups in the profile file"
             )
         ((name, group),) = self.groups.items()
+        if accelerators is not None and not group.accelerators_per_node:
+            raise ConfigurationError(
+                f"cluster.gpus={accelerators} asks for accelerators, but the profile was made without any and does not "
+                "know what stages cost on them; plan from a profile that does (--profile FILE)"
+            )
         per_node = group.accelerators_per_node
         if nodes is None:
             nodes = max(1, -(-accelerators // per_node)) if per_node else 1

@@ -230,8 +230,8 @@ class StepResult:
     final_rows int64 [E]: the rows where it did. final_observation: their E last observations, None where E == 0.
     episodes: statistics, see EpisodeStats; complete where `ended`.
     failed bool [B]: the simulator of this row died and was restarted; its episode is lost (`valid` is False,
-        `ended` is False) and the observation is that of a fresh episode. Or it was left behind as far too slow, likewise
-        without its episode; then the observation is what it last showed, until it begins a new episode.
+        `ended` is False) and the observation is that of a fresh episode. Or it was left behind as far too slow,
+        likewise without its episode; then the observation is what it last showed, until it begins a new episode.
     """
 
     observation: Observation

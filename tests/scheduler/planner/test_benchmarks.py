@@ -15,7 +15,8 @@ def load(name: str):
 
 
 @pytest.mark.parametrize(
-    ("stages", "devices", "memory", "limit"), [(5, 1024, False, 0.2), (5, 1024, True, 0.4), (8, 4096, False, 1.0)]
+    ("stages", "devices", "memory", "limit"),
+    [(5, 1024, False, 0.2), (5, 1024, True, 0.4), (8, 4096, False, 1.0), (8, 4096, True, 1.5)],
 )
 def test_search_is_fast_on_many_devices(stages, devices, memory, limit):
     growth = load("planner_growth")

@@ -82,6 +82,8 @@ class DatasetWriter:
         partial = path.with_name(f".{path.name}.part")
         try:
             tensors = {name: tensor.contiguous() for name, tensor in episode.tensors().items()}
+            if tensors["labels"].data_ptr() == tensors["actions"].data_ptr():  # an undisturbed expert's are one tensor
+                tensors["labels"] = tensors["labels"].clone()
             safetensors.torch.save_file(tensors, partial)
             partial.chmod((self.folder / INDEX).stat().st_mode)  # readable for whom the rest is
             flush_to_disk(partial)

@@ -36,6 +36,8 @@ class Bounds:
                 reach[unit] |= reach[earlier] | 1 << earlier
         self.area_outside: dict[int, np.ndarray] = {}
         self.spread: dict[int, float] = {}
+        self.linear: dict[int, bool] = {}
+        self.alone = [problem.max_pieces(unit) == 1 for unit in range(count)]
         self.partners: dict[int, list[tuple[int, bool]]] = {}
         for part in problem.parts:
             others = [u for u in range(count) if not part >> u & 1]
@@ -43,6 +45,7 @@ class Bounds:
             related = [u for u in others if all(self._ordered(u, m) for m in bits(part))]
             self.spread[part] = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
             self.partners[part] = [(u, u in related) for u in others]
+            self.linear[part] = all(self._ordered(a, b) for a in related for b in related if a < b)
         self.shortest = shortest
         self.chains: dict[tuple[int, int, int | None], float] = {}
         self.limits = [self._limits(unit) for unit in range(count)]
@@ -76,16 +79,27 @@ class Bounds:
 
     def chain(self, part: int, pieces: int, without: int | None) -> float:
         """The longest such chain of units outside a part; of those before or after one of them, without it."""
+        if self.linear[part]:
+            # all units related to the part are: the chain is the sum
+            key = (part, pieces, None)
+            if key not in self.chains:
+                self.chains[key] = sum(self._share(u, pieces) for u, related in self.partners[part] if related)
+            total = self.chains[key]
+            # infinite: a unit has no row left, and so nothing is possible
+            return total if without is None or math.isinf(total) else total - self._share(without, pieces)
         key = (part, pieces, without)
         if key not in self.chains:
             longest: dict[int, float] = {}
             for unit, related in self.partners[part]:  # units are in topological order
-                if related and (without is None or self._ordered(unit, without)):
-                    alone = self.problem.max_pieces(unit) == 1
+                if related and (without is None or (unit != without and self._ordered(unit, without))):
                     before = (longest[u] for u in longest if self.reach[unit] >> u & 1)
-                    longest[unit] = max(before, default=0.0) + self.shortest[unit] / (1 if alone else pieces)
+                    longest[unit] = max(before, default=0.0) + self._share(unit, pieces)
             self.chains[key] = max(longest.values(), default=0.0)
         return self.chains[key]
+
+    def _share(self, unit: int, pieces: int) -> float:
+        """The least that a unit adds to the way of one of at most `pieces` pieces."""
+        return self.shortest[unit] / (1 if self.alone[unit] else pieces)
 
     def _ordered(self, a: int, b: int) -> bool:
         return bool(self.reach[a] >> b & 1 or self.reach[b] >> a & 1)

@@ -20,6 +20,7 @@ from sim_assets.manifest import tree_digest, write_manifest
 from sim_assets.records import Archive, Archives, Asset, Bundled, Root
 from sim_assets.resolve import package_files
 from sim_assets.shipped import shipped_assets
+from sim_assets.trained import CHECKPOINTS
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +184,8 @@ def test_checkpoints_that_ship_are_found_by_their_manifest(tmp_path):
 
 
 def test_everything_that_ships_is_what_its_manifest_says():
+    folders = {path.name for path in CHECKPOINTS.iterdir() if path.is_dir()}
+    assert {asset.name for asset in shipped_assets()} == folders
     for asset in shipped_assets():
         assert check(asset) == [], asset.name
 

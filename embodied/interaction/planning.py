@@ -77,8 +77,11 @@ def describe_plan(recipe: Recipe) -> str:
         lines.append(f"  {name}: {', '.join(stage.devices)}; slots {stage.slots}{processes}")
     if profile is not None:
         problem = Problem(profile)
-        seconds = simulate(problem, schedule_of(problem, plan)).seconds
-        lines.append(f"predicted: {seconds:.2f} s an iteration")
+        try:
+            seconds = simulate(problem, schedule_of(problem, plan)).seconds
+            lines.append(f"predicted: {explain.spoken(seconds)} an iteration")
+        except ConfigurationError as error:
+            lines.append(f"not predicted: {error}")
     return "\n".join(lines)
 
 
@@ -131,15 +134,23 @@ def chosen_plan(recipe: Recipe, comparison: Comparison) -> Plan:
     return dataclasses.replace(plan, stages=stages)
 
 
-def follow(recipe: Recipe, folder: RunFolder, plan: Plan, profile: FlowProfile | None) -> Following | None:
+def follow(
+    recipe: Recipe, folder: RunFolder, plan: Plan, profile: FlowProfile | None, say: Callable[[str], None]
+) -> Following | None:
     """Keep plan and profile in the run's folder; what follows the plan, if its time can be predicted.
 
-    Acting that runs ahead of learning (`algorithm.max_staleness`) is not predicted, so such a run is not followed."""
+    Acting that runs ahead of learning (`algorithm.max_staleness`) is not predicted, so such a run is not followed.
+    say: told why a plan is carried out but not followed."""
     folder.plan.write_text(plan.to_json())
     if profile is None or recipe.algorithm.max_staleness > 0:
         return None
+    try:
+        following = Following(profile, plan)
+    except ConfigurationError as error:
+        say(f"the plan is carried out, but not followed: {error}")
+        return None
     folder.profile.write_text(profile.to_json())
-    return Following(profile, plan)
+    return following
 
 
 def load_plan(folder: RunFolder) -> tuple[Plan, FlowProfile | None]:

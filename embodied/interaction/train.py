@@ -138,7 +138,7 @@ def train(recipe: Recipe, folder: RunFolder, *, command: str, resume: bool = Fal
 
     try:
         plan, profile = load_plan(folder) if resume else find_plan(recipe, print)
-        following = follow(recipe, folder, plan, profile)
+        following = follow(recipe, folder, plan, profile, print)
         status, reason = asyncio.run(main(plan, following))
     except KeyboardInterrupt:
         conclude("interrupted", interruption())

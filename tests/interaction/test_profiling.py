@@ -99,6 +99,7 @@ def test_a_profile_is_kept_for_what_decides_costs_and_not_for_where_things_run(m
     assert planning.kept_profile(cartpole()) is None
 
 
+@pytest.mark.slow
 def test_measured_kept_planned_edited_trained_and_drawn(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(profiling, "cores", lambda: 1)  # fewer sizes

@@ -91,6 +91,11 @@ def _place(problem: Problem, stage: str, placed: StagePlan) -> _Place:
         raise ConfigurationError(
             f"the plan gives {stage} {count} devices of group {group}, which has {problem.groups[group].units(kind)}"
         )
+    most = cost.on[kind].max_replicas
+    if most is not None and count // cost.on[kind].devices_per_replica > most:
+        raise ConfigurationError(
+            f"the plan gives {stage} {len(placed.devices)} workers; the profile knows what it costs with {most} at most"
+        )
     return _Place(kind, group, count, frozenset(placed.devices), cost.pooled and placed.processes == 0)
 
 

@@ -121,6 +121,10 @@ def test_numbers_of_slots_that_do_not_divide_the_items_are_not_considered():
         ({"learner": StagePlan(devices=("node3/cpu",))}, "node3/cpu"),
         ({"learner": StagePlan(devices=("cuda:0",))}, "does not know what learner costs on a accelerator"),
         ({"policy": StagePlan(devices=("cpu",), slots=4)}, r"slots \[1, 4\]"),
+        (
+            {"policy": StagePlan(devices=("cpu:0", "cpu:1"))},
+            "2 workers; the profile knows what it costs with 1 at most",
+        ),
         ({"env": StagePlan(devices=("cpu",), processes=7)}, "7 devices of group local, which has 2"),
     ],
 )

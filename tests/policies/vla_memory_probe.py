@@ -18,6 +18,7 @@ from policies.vla import memory
 from policies.vla.architecture import published_config
 from policies.vla.bundle import Bundle
 from policies.vla.llama import LlamaShape
+from policies.vla.options import LoraOptions
 
 INTERFACE = Interface(state_dim=8, action_dim=7, action_low=(-1.0,) * 7, action_high=(1.0,) * 7, cameras=1)
 BATCH = 4
@@ -67,21 +68,24 @@ class ResidentPeak:
 def main() -> None:
     """Estimate and measure acting and learning."""
     torch.set_num_threads(1)
-    Bundle.preset = classmethod(lambda cls, name: mid_size())
+    Bundle.preset = classmethod(lambda cls, name, sizes=None: mid_size())
     options = openvla.OpenVLAConfig(name="openvla/tiny")
     results = {}
     openvla.build(options, INTERFACE)  # imports and one-time buffers are not the policy's
-    for name, run in (
-        ("act", lambda policy: memory.act_once(policy, BATCH)),
-        ("learn", lambda policy: memory.learn_twice(policy, BATCH, autocast=None)),
+    adapted = openvla.OpenVLAConfig(name="openvla/tiny", lora=LoraOptions())
+    for name, chosen, run in (
+        ("act", options, lambda policy: memory.act_once(policy, BATCH)),
+        ("learn", options, lambda policy: memory.learn_twice(policy, BATCH, autocast=None)),
+        ("lora", adapted, lambda policy: memory.learn_twice(policy, BATCH, autocast=None)),
     ):
         with ResidentPeak() as measured:
-            policy = openvla.build(options, INTERFACE)
+            policy = openvla.build(chosen, INTERFACE)
             run(policy)
         del policy
         results[name] = [0, measured.peak]
     results["act"][0] = memory.acting(openvla.OpenVLAPolicy, options, INTERFACE, BATCH)
     results["learn"][0] = memory.learning(openvla.OpenVLAPolicy, options, INTERFACE, BATCH, autocast=None)
+    results["lora"][0] = memory.learning(openvla.OpenVLAPolicy, adapted, INTERFACE, BATCH, autocast=None)
     print(json.dumps(results))
 
 

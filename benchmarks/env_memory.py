@@ -40,7 +40,7 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
 
 def measure(env_id: str, num_envs: int, options: dict[str, Any]) -> tuple[float, float]:
     """RSS and USS of the simulator process, in megabytes (2^20 bytes)."""
-    with envs.make(env_id, num_envs=num_envs, processes=1, **options) as env:
+    with envs.make(env_id, num_envs=num_envs, processes=1, start_seconds=1500.0, **options) as env:
         task = torch.zeros(num_envs, dtype=torch.int64)
         first = torch.full_like(task, 0 if env.spec.initial_states[0] else -1)
         assignments = Assignments(task, first, torch.arange(num_envs))
@@ -54,12 +54,13 @@ def measure(env_id: str, num_envs: int, options: dict[str, Any]) -> tuple[float,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the table to this Markdown file")
+    parser.add_argument("--only", default="", help="measure the lines whose name contains this")
     args = parser.parse_args()
     lines = [
         "| environment | RSS, 1 environment (MB) | USS, 1 (MB) | several | RSS (MB) | USS (MB) | MB a further one |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, env_id, options, several in CASES:
+    for name, env_id, options, several in [case for case in CASES if args.only in case[0]]:
         one, many = measure(env_id, 1, options), measure(env_id, several, options)
         each = (many[1] - one[1]) / (several - 1)
         lines.append(

@@ -4,7 +4,7 @@ Every time of every stage is multiplied by its own factor from 1 - noise to 1 + 
 switching; the plan found with that is simulated with the profile as it is and compared with the plan found without.
 The planner knows how uncertain its profile is and hedges; the last columns are plans that take it at its word.
 
-    python benchmarks/planner_robustness.py [--noise 0.3] [--draws 20] [--output FILE]
+    python benchmarks/planner_robustness.py [--noise 0.3] [--draws 20] [--only paper/ppo_qwen2_5_7b] [--output FILE]
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--noise", type=float, default=0.3)
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--only", choices=SIZES, action="append", help="these profiles; may be given several times")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     lines = [
         f"| profile | accelerators | mean loss | worst of {args.draws} | without hedging: mean | worst |",
         "|---|---|---|---|---|---|",
     ]
-    for name, sizes in SIZES.items():
-        for devices in sizes:
+    for name in args.only or SIZES:
+        for devices in SIZES[name]:
             cells = [name, str(devices)]
             for plan in (hedge, choose):
                 lost = losses(name, devices, args.noise, args.draws, plan)

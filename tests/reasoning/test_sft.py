@@ -10,7 +10,7 @@ import torch
 
 from embodied.errors import AssetError
 from reasoning.commands.main import main
-from reasoning.models.loading import end_tokens, load_model, load_tokenizer
+from reasoning.models.loading import end_tokens, load_model, load_tokenizer, open_model, open_tokenizer
 from reasoning.models.tiny import tiny_model, tiny_tokenizer
 from reasoning.problems import ask
 from reasoning.problems.families import generate_problems
@@ -81,3 +81,19 @@ def test_sft_command_writes_a_model_that_loads_and_a_curve(tmp_path, capsys):
     assert tokenizer.chat_template
     assert main(arguments) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_the_model_that_ships_loads_by_its_name_and_an_unknown_name_lists_it():
+    model = open_model("bundled:math_tiny", seed=0, dtype=torch.float32, device="cpu")
+    assert sum(p.numel() for p in model.parameters()) > 1e6
+    assert open_tokenizer("bundled:math_tiny").encode("1+1=") == tiny_tokenizer().encode("1+1=")
+    with pytest.raises(AssetError, match="math_tiny"):
+        open_tokenizer("bundled:math_tyni")
+
+
+def test_a_share_of_the_solutions_may_be_bare_answers_to_the_same_problems():
+    worked, bare = (generate_problems("arithmetic", 200, 0, {"worked": share}) for share in (1.0, 0.25))
+    assert [p.text for p in worked] == [p.text for p in bare]
+    short = [p for p in bare if p.solution == f"\\boxed{{{p.answers[0]}}}"]
+    assert 120 < len(short) < 180
+    assert all(" " in p.solution for p in worked)

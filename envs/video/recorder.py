@@ -166,7 +166,11 @@ class VideoRecorder:
 
     def flush(self) -> None:
         """Wait until every ended episode's file is complete. Raises WorkerError if the recording process failed."""
-        self._ring.wait_until_empty()
+        _set_priority(self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
+        try:
+            self._ring.wait_until_empty()
+        finally:
+            _set_priority(self._process.pid, _LOWEST_PRIORITY)
 
     def close(self) -> None:
         """Finish all files and end the recording process; a second call does nothing.
@@ -191,9 +195,7 @@ class VideoRecorder:
             env=environment,
         )
         self._ring.close_child_fds()
-        with contextlib.suppress(ProcessLookupError):
-            # when the machine is full, the loop goes first; encoders inherit this
-            os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
+        _set_priority(process.pid, _LOWEST_PRIORITY)  # when the machine is full, the loop goes first
         return process
 
     def _open(self, episode: _Episode, env_index: int, shape: tuple[int, ...]) -> None:
@@ -271,16 +273,16 @@ def _finish(ring: RingWriter, process: subprocess.Popen[bytes], deadline_s: floa
     if os.getpid() != owner:
         return  # a forked process ends; the recording is its parent's
     ring.close()
-    _hurry(process.pid)
+    _set_priority(process.pid, os.getpriority(os.PRIO_PROCESS, 0))
     try:
         process.wait(deadline_s)
     except subprocess.TimeoutExpired:
         return  # reported by `close`; the process needs nobody to finish its files
 
 
-def _hurry(pid: int) -> None:
-    """Somebody waits now: give the recording process and its encoders our own priority, where that is allowed."""
-    priority = os.getpriority(os.PRIO_PROCESS, 0)
+def _set_priority(pid: int, priority: int) -> None:
+    """Of the recording process and its encoders. While somebody waits for them they get the waiter's own, where that is
+    allowed: raising a priority takes a privilege."""
     with contextlib.suppress(psutil.Error, OSError):
         for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
             os.setpriority(os.PRIO_PROCESS, process.pid, priority)

@@ -36,7 +36,7 @@ def start(folder: Path, *overrides: str, before: Callable[[], None] | None = Non
         start_new_session=True,
         preexec_fn=before,
     )
-    end = time.monotonic() + 200
+    end = time.monotonic() + 500
     while not (folder / "checkpoints" / "step_1").exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
@@ -72,6 +72,7 @@ def test_sigterm_to_the_whole_group_ends_a_run_in_order_even_in_the_background(t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_run_under_ray_ends_in_order_and_goes_on(tmp_path):
     folder = tmp_path / "run"
     before = shared_memory()
@@ -80,7 +81,7 @@ def test_a_run_under_ray_ends_in_order_and_goes_on(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert_ended_in_order(process, folder, children)
     assert shared_memory() - before == set()
-    resumed = subprocess.run(command("resume", str(folder)), capture_output=True, text=True, timeout=240)
+    resumed = subprocess.run(command("resume", str(folder)), capture_output=True, text=True, timeout=500)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed after iteration" in resumed.stdout
     assert json.loads((folder / "result.json").read_text())["status"] == "limit"

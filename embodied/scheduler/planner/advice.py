@@ -9,7 +9,8 @@ from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
 
 if TYPE_CHECKING:
-    from embodied.scheduler.planner.problem import Problem, Unit
+    from embodied.scheduler.planner.problem import Problem
+    from embodied.scheduler.planner.units import Unit
 
 
 def memory_advice(problem: Problem, unit: Unit) -> str:

@@ -8,9 +8,10 @@ import re
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.plan import Plan, StagePlan
-from embodied.scheduler.planner.problem import Problem, Unit, contiguous_partitions
+from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import Kind
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Placement, Schedule, Work
+from embodied.scheduler.planner.units import Unit, contiguous_partitions
 
 _DEVICE = re.compile(r"(?:node(?P<node>\d+)/)?(?P<kind>cpu|cuda)(?::\d+)?")
 

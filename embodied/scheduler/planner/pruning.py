@@ -10,8 +10,9 @@ import math
 
 import numpy as np
 
-from embodied.scheduler.planner.problem import Problem, bits
+from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.table import Table
+from embodied.scheduler.planner.units import bits
 
 
 class Bounds:

@@ -19,10 +19,11 @@ import numpy as np
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.advice import combination_advice
-from embodied.scheduler.planner.problem import Problem, bits
+from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.pruning import Bounds
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule
 from embodied.scheduler.planner.table import Table, stack, unbeaten
+from embodied.scheduler.planner.units import bits
 
 TOLERANCE = 1e-9
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.bounds import estimate
-from embodied.scheduler.planner.problem import Problem, contiguous_partitions
+from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import (
     Cluster,
     CycleProfile,
@@ -28,6 +28,7 @@ from embodied.scheduler.planner.profile import (
     WeightsProfile,
 )
 from embodied.scheduler.planner.schedule import Pipeline, Placement, Work
+from embodied.scheduler.planner.units import contiguous_partitions
 
 GIB = 2.0**30
 

@@ -214,10 +214,9 @@ class OpenVLAOFTPolicy(VLAPolicy):
             path = checkpoint.find_component(folder, name)
             if path is None:
                 raise CheckpointError(
-                    f"{folder} has no file {name}--*_checkpoint.pt, which policy.head {self.options.head}, policy.state "
-                    f"{self.options.state}, policy.film {self.options.film} and policy.placeholders "
-                    f"{self.options.placeholders} ask for. Use another "
-                    "checkpoint, or start without."
+                    f"{folder} has no file {name}--*_checkpoint.pt, which policy.head {self.options.head}, "
+                    f"policy.state {self.options.state}, policy.film {self.options.film} and policy.placeholders "
+                    f"{self.options.placeholders} ask for. Use another checkpoint, or start without."
                 )
             checkpoint.load_component(module, path, prefix="vision_backbone." if name == VISION else "")
 

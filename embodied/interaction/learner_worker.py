@@ -11,6 +11,7 @@ import torch
 
 from embodied import algorithms
 from embodied.algorithms import Level, alarms, statistics
+from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import Statistic
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples, step_tensors
@@ -119,7 +120,7 @@ class LearnerWorker(Worker):
         else:
             torch.manual_seed(derive_seed(self.context.seed, "learn", self.context.rank, iteration))  # dropout
             samples, idle = samples.to(self.context.device), idle.to(self.context.device)
-            record |= self._check_staleness(samples)
+            record |= staleness(self.version - samples.version, self.options.algorithm.max_staleness)
             if self.options.algorithm.loss == "decoupled_ppo":
                 with self.timed("proximal"):
                     self._recompute_proximal(samples, idle, everywhere)
@@ -229,21 +230,6 @@ class LearnerWorker(Worker):
         return {
             "policy/logprob_gap": statistics.Mean.of(gap, mask),
             "policy/logprob_gap_max": statistics.Maximum.of(gap, mask),
-        }
-
-    def _check_staleness(self, samples: Samples) -> dict[str, Statistic]:
-        """How many updates behind each sample's weights were; never more than allowed."""
-        age = (self.version - samples.version).float()
-        everyone = torch.ones_like(age, dtype=torch.bool)
-        worst, allowed = int(age.max()) if len(age) else 0, self.options.algorithm.max_staleness
-        if worst > allowed or (len(age) and int(age.min()) < 0):
-            raise CorrectnessAlarm(
-                f"samples of weights {worst} update(s) behind came to be learnt from, but algorithm.max_staleness is "
-                f"{allowed}: weights were not published, or a rollout was handed on twice"
-            )
-        return {
-            "rollout/staleness": statistics.Mean.of(age, everyone),
-            "rollout/staleness_max": statistics.Maximum.of(age, everyone),
         }
 
     @torch.no_grad()

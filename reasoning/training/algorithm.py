@@ -18,7 +18,7 @@ from embodied.algorithms import Clip
 from embodied.algorithms.aggregation import aggregate, loss_denominator
 from embodied.algorithms.masked import fill
 from embodied.algorithms.registry import kl as kl_estimator
-from embodied.algorithms.statistics import Maximum, Mean, Statistic
+from embodied.algorithms.statistics import Mean, Statistic
 from embodied.config import config
 from embodied.errors import CorrectnessAlarm
 from reasoning.training.messages import Group
@@ -359,16 +359,3 @@ class ReasoningLoss:
             share = aggregate(bonus.terms, mask, options.aggregation, denominator)
             loss = loss + options.entropy_coefficient * share
         return loss, statistics
-
-
-def staleness(samples: Samples, version: int, allowed: int) -> dict[str, Statistic]:
-    """How many updates behind the oldest weights of each response were. Raises CorrectnessAlarm beyond `allowed`."""
-    age = (version - samples.oldest).float()
-    everyone = torch.ones_like(age, dtype=torch.bool)
-    worst = int(age.max()) if len(age) else 0
-    if worst > allowed or (len(age) and int(age.min()) < 0):
-        raise CorrectnessAlarm(
-            f"responses of weights {worst} update(s) behind came to be learnt from, but algorithm.max_staleness is "
-            f"{allowed}: weights were not published, or a rollout was handed on twice"
-        )
-    return {"rollout/staleness": Mean.of(age, everyone), "rollout/staleness_max": Maximum.of(age, everyone)}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from embodied.algorithms import alarms, statistics
+from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import Maximum, Mean, Statistic
 from embodied.learner.learner import LearnerConfig
 from embodied.learner.sharding import full
@@ -18,7 +19,7 @@ from embodied.scheduler import Input, WorkerContext
 from reasoning.generation.api import Sampling
 from reasoning.models.actor import Actor
 from reasoning.models.loading import open_model, open_tokenizer
-from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, Samples, make_samples, staleness, trim
+from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, Samples, make_samples, trim
 from reasoning.training.messages import Group
 from reasoning.training.pieces import LayoutConfig, divide
 from reasoning.training.trained import Share, TrainedWorker
@@ -89,7 +90,7 @@ class LearnerWorker(TrainedWorker):
                 "taken."
             )
         else:
-            record |= staleness(samples, self.version, algorithm.max_staleness)
+            record |= staleness(self.version - samples.oldest, algorithm.max_staleness)
             if algorithm.old_logprobs == "learner":
                 with self.timed("log-probabilities"):
                     self._recompute(samples, idle, everywhere)

@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 
+from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import report
 from embodied.config import parse
 from embodied.errors import ConfigurationError, CorrectnessAlarm
-from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, make_samples, staleness, trim
+from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, make_samples, trim
 from reasoning.training.messages import Group
 
 NAN = math.nan
@@ -146,12 +147,17 @@ def test_broken_groups_are_an_alarm():
 
 def test_tokens_know_their_weights_and_none_is_older_than_allowed():
     samples, _, _ = make_samples([group(0, [1, 0], [1, 2], versions=3)], options())
-    found = report(staleness(samples, 4, 1))
-    assert found == {"rollout/staleness": 1.0, "rollout/staleness_max": 1.0}
+    found = report(staleness(4 - samples.oldest, 1))
+    assert found == {
+        "rollout/staleness": 1.0,
+        "rollout/staleness_max": 1.0,
+        "rollout/staleness_share_0": 0.0,
+        "rollout/staleness_share_1": 1.0,
+    }
     with pytest.raises(CorrectnessAlarm, match="max_staleness is 0"):
-        staleness(samples, 4, 0)
+        staleness(4 - samples.oldest, 0)
     with pytest.raises(CorrectnessAlarm):
-        staleness(samples, 2, 1)  # of weights that are not there yet
+        staleness(2 - samples.oldest, 1)  # of weights that are not there yet
 
 
 def loss_of(batch, logprobs, **values):
@@ -240,4 +246,4 @@ def test_a_rank_without_groups_takes_part_with_nothing(advantage):
         assert statistics.keys() == others.keys()  # or the ranks' records could not be merged
         assert not idle.mask.any()
         assert ReasoningLoss(given).denominator(idle) == 0
-        assert report(staleness(samples, 3, 0)) == {"rollout/staleness": 0.0, "rollout/staleness_max": 0.0}
+        assert report(staleness(3 - samples.oldest, 0)) == {"rollout/staleness": 0.0, "rollout/staleness_max": 0.0}

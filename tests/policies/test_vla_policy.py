@@ -436,7 +436,7 @@ def test_misfits_are_refused_with_the_reason(tmp_path):
         build("openvla", dataclasses.replace(TINY, action_low=(-float("inf"),) * 4))
     with pytest.raises(ConfigurationError, match="Did you mean 'openvla/tiny'"):
         parse(openvla.OpenVLAConfig, {"name": "openvla/tny"})
-    with pytest.raises(AssetError, match="neither an existing folder nor a hub id"):
+    with pytest.raises(AssetError, match="neither an existing folder, nor a hub id"):
         openvla.build(openvla.OpenVLAConfig(checkpoint="/no/such/folder"), interface())
     (source / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(CheckpointError, match="expected 'openvla'"):

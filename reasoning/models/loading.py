@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -33,7 +35,26 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def load_model(source: str, *, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """A causal language model in eval mode. Raises AssetError when it cannot be loaded."""
-    return _load(AutoModelForCausalLM, source, dtype=dtype).to(device).eval()
+    model = _load(AutoModelForCausalLM, source, dtype=dtype).to(device).eval()
+    for tensor in model.parameters():
+        if not tensor.untyped_storage().resizable():  # still the file itself, mapped: such memory cannot be given back
+            tensor.data = tensor.data.clone()
+    return model
+
+
+def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write `weights`, by the names of the model's state, so that `load_model(folder)` finds them.
+
+    transformers' own `save_pretrained` writes nothing where the process is not rank 0 of the default process group, and
+    rank 0 of the learner need not be that.
+    """
+    kept = {name: tensor for name, tensor in weights.items() if name not in model.all_tied_weights_keys}
+    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # sharding gives the class another name
+    model.config.dtype = next(iter(kept.values())).dtype
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    save_torch_state_dict(kept, folder)
 
 
 def _load(kind: Any, source: str, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from embodied.random import derive_seed
 from embodied.scheduler import Input, WorkerContext
 from reasoning.generation.api import Sampling
 from reasoning.models.actor import Actor
-from reasoning.models.loading import open_model, open_tokenizer
+from reasoning.models.loading import open_model, open_tokenizer, save_model
 from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, Samples, make_samples, trim
 from reasoning.training.messages import Group
 from reasoning.training.pieces import LayoutConfig, divide
@@ -154,10 +154,10 @@ class LearnerWorker(TrainedWorker):
                 samples.old_logprobs[rows, : logprobs.shape[1]] = logprobs
 
     async def export(self, folder: Path) -> None:
-        """Save the model and its tokenizer as transformers does; every rank must call, the first one writes."""
+        """Save the model and its tokenizer in transformers' layout; every rank must call, the first one writes."""
         assert isinstance(self.module, Actor)
         model = self.module.model
         weights = {name: full(tensor) for name, tensor in model.state_dict().items()}
         if self.context.rank == 0:
-            model.save_pretrained(folder, state_dict=weights)
+            save_model(model, weights, folder)
             self.tokenizer.save_pretrained(folder)

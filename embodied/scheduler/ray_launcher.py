@@ -172,7 +172,8 @@ class RayLauncher(Launcher):
                 if self._address is not None:
                     ray.init(address=self._address, **{k: v for k, v in options.items() if k != "include_dashboard"})
                 else:
-                    ray.init(object_store_memory=_OBJECT_STORE_BYTES, **options)
+                    # "local": one of its own, also where another run's Ray is on this machine
+                    ray.init(address="local", object_store_memory=_OBJECT_STORE_BYTES, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"reach the Ray cluster at {self._address}" if self._address else "start Ray on this machine"
             raise ConfigurationError(f"cannot {where}: {error}") from error

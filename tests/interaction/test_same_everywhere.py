@@ -111,7 +111,7 @@ def test_trajectories_in_pieces_change_no_bit(tmp_path, reference, granularity):
 def one_ray():
     """A Ray that all tests here use, instead of one each."""
     ray = pytest.importorskip("ray")
-    ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=128 << 20)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, object_store_memory=128 << 20)
     yield
     ray.shutdown()
 

@@ -222,7 +222,7 @@ def test_ray_store_brings_items_and_says_that_it_is_used(caplog: pytest.LogCaptu
     ray = pytest.importorskip("ray")
     from embodied.scheduler.transport.ray_store import RayIncoming, RayOutgoing, mailbox
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         box = mailbox(capacity=2)
         outgoing = RayOutgoing(Ends("numbers", "writer[0]", "reader[0]"), box, Codec(), deadline=0.3)

@@ -49,6 +49,8 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     rank 0 of the learner need not be that.
     """
     kept = {name: tensor for name, tensor in weights.items() if name not in model.all_tied_weights_keys}
+    # gathered tensors can be views of one buffer, which the writer takes for tied weights
+    kept = {n: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for n, t in kept.items()}
     model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # sharding gives the class another name
     model.config.dtype = next(iter(kept.values())).dtype
     model.config.save_pretrained(folder)

@@ -45,3 +45,14 @@ def test_a_process_that_is_not_the_first_of_its_group_writes_too(tmp_path, monke
     save_model(model, model.state_dict(), tmp_path)
     open_tokenizer(TINY).save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_weights_that_lie_in_one_buffer_are_all_written(tmp_path):
+    model = open_model(TINY, seed=3, dtype=torch.float32, device="cpu")
+    weights = model.state_dict()
+    buffer = torch.cat([tensor.flatten() for tensor in weights.values()])
+    pieces = buffer.split([tensor.numel() for tensor in weights.values()])
+    views = {name: piece.view_as(weights[name]) for name, piece in zip(weights, pieces, strict=True)}
+    save_model(model, views, tmp_path)
+    loaded = load(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())

@@ -74,7 +74,7 @@ def assert_same_run(first: Path, second: Path, last: str) -> None:
     assert logged(first) == logged(second)
 
 
-@pytest.mark.parametrize("start", ["continue", "fresh"])
+@pytest.mark.parametrize("start", ["continue", pytest.param("fresh", marks=pytest.mark.slow)])
 def test_a_killed_and_resumed_run_has_the_bits_of_an_unbroken_one(tmp_path, start):
     recipe = [*CARTPOLE, f"rollout.start={start}"]
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
@@ -89,6 +89,7 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_unbroken_one(tmp_path, star
     assert_same_run(unbroken, broken, "step_10")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_does_not(tmp_path):
     folders = [tmp_path / name for name in ("first", "second", "other")]
     for folder, seed in zip(folders, (5, 5, 6), strict=True):

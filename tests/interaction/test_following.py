@@ -87,6 +87,7 @@ def slowing(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_stage_that_becomes_slow_is_noticed_and_the_run_goes_on_faster_with_the_same_bits(slowing, monkeypatch):
     followed = run(slowing / "followed", "cluster.plan=auto")
     assert (slowing / "slow").exists()

@@ -177,6 +177,7 @@ def test_observations_are_fresh_and_render_shows_people_an_upright_picture(stove
     assert (small - second.images[0, 0].float()).abs().mean() < 6
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_and_nothing_is_said_on_stderr() -> None:
     """From import to exit, with pictures, in a process of its own whose stdin is closed."""
     program = (

@@ -38,7 +38,10 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return (one.float() - other.float()).abs().mean().item()
 
 
-@pytest.mark.parametrize("kind", ["camera", "light", "texture", "noise", "distractors"])
+@pytest.mark.parametrize(
+    "kind",
+    ["camera", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("light", "texture", "noise", "distractors"))],
+)
 def test_pictures_change_by_the_seed_and_physics_does_not(kind: str, plain: torch.Tensor) -> None:
     batch = _make(**{kind: 4})
     bare = _make()

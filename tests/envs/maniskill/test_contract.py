@@ -79,6 +79,7 @@ def test_a_thousand_resets_cost_no_memory(task, pictures):
     env.close()
 
 
+@pytest.mark.slow
 def test_closing_frees_the_scenes():
     config = ManiSkillConfig(id="maniskill/PushCube-v1")
     for _ in range(2):

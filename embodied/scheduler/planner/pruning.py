@@ -1,145 +1,179 @@
-"""Bounds: what a row of a part implies for the whole schedule, and which rows cannot be part of a better one.
+"""Deadlines: how long a row of a part may take at most, or it cannot be in a schedule better than one already known.
 
-Each bound holds for every schedule that contains the row, so dropping a row whose bound exceeds the time of a schedule
-already known loses nothing.
+A relaxed search that forgets memory and looks at one resource at a time, in a few steps of devices, is cheap enough to
+be done in full. Upwards it gives, for every part, the least time it can take on so many devices; from the whole flow
+down again, the most time that a part on so many devices may take, whatever is done with the rest.
+
+The time of a row is its total: latency + (pieces - 1) period, which it needs from its first piece to its last. Totals
+only grow from a part to a larger one that contains it:
+
+* handled in turn with another part, the totals add up (both have one period, their latency);
+* beside another part, the total is at least the larger of the two. Where data passes between the two, the first piece
+  (or the last one) passes the other part besides, and its latency is at least its total divided by the pieces, because
+  no period is longer than the latency;
+* as a pipeline in one of fewer pieces, p (L + (s / p - 1) P) is at least L + (s - 1) P for the same reason.
+
+Each relaxation only makes times shorter or leaves more devices, so a row beyond its deadline is in no schedule within
+the bound, and dropping it loses nothing.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from embodied.scheduler.planner.leaves import Leaves
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.table import Table
-from embodied.scheduler.planner.units import bits
+
+STEPS = (8, 32)  # of devices: coarse ones first, so that fewer rows are left for the finer ones
 
 
-class Bounds:
-    """Lower bounds from the rows of single units that are still possible."""
+def prune(problem: Problem, leaves: Leaves, bound: float) -> tuple[Leaves, Deadlines]:
+    """The rows of single units that may be in a schedule of at most `bound` seconds, and the deadlines of all parts."""
+    for steps in STEPS:
+        deadlines = Deadlines(problem, leaves, bound, steps)
+        tables = {
+            (unit, pieces): None if table is None else _within(problem, deadlines, unit, pieces, table)
+            for (unit, pieces), table in leaves.tables.items()
+        }
+        leaves = Leaves(tables, leaves.steps)
+    return leaves, deadlines
 
-    def __init__(self, problem: Problem, leaves: dict[tuple[int, int], Table | None], bound: float) -> None:
-        """leaves: rows of single units by (unit, pieces). bound: seconds of a schedule already known."""
-        self.problem, self.bound, self.leaves = problem, bound, leaves
-        # area: device-seconds of an iteration that a unit takes at least, by resource. shortest: its least seconds
-        count = len(problem.units)
-        area = np.full((count, len(problem.columns)), np.inf)
-        shortest = np.full(count, np.inf)
-        for (unit, pieces), table in leaves.items():
-            if table is not None and len(table):
-                times = table.latency + (pieces - 1) * table.period
-                area[unit] = np.minimum(area[unit], (table.resources * times[:, None]).min(axis=0))
-                shortest[unit] = min(shortest[unit], times.min())
-        self.possible = bool(np.isfinite(shortest).all())
-        self.reach = reach = [0] * count
-        for unit in range(count):
-            for earlier in bits(problem.before[unit]):
-                reach[unit] |= reach[earlier] | 1 << earlier
-        self.area_outside: dict[int, np.ndarray] = {}
-        self.spread: dict[int, float] = {}
-        self.linear: dict[int, bool] = {}
-        self.alone = [problem.max_pieces(unit) == 1 for unit in range(count)]
-        self.partners: dict[int, list[tuple[int, bool]]] = {}
+
+def _within(problem: Problem, deadlines: Deadlines, unit: int, pieces: int, table: Table) -> Table | None:
+    least = table.latency + (pieces - 1) * table.period
+    # the rows of a unit that streams are also those of the stream, in however many pieces
+    counts = problem.pieces if problem.streams(unit) else (pieces,)
+    table = table.where(least <= np.maximum.reduce([deadlines.of(1 << unit, p, table.resources) for p in counts]))
+    return table if len(table) else None
+
+
+class Deadlines:
+    """Deadlines of all parts for schedules of at most `bound` seconds, from the rows of single units there still are.
+
+    A row has one by every resource; the earliest counts."""
+
+    def __init__(self, problem: Problem, leaves: Leaves, bound: float, steps: int) -> None:
+        """steps: into which the devices of a resource are divided."""
+        self._index = {pieces: i for i, pieces in enumerate(problem.pieces)}
+        self._columns = [_Column(problem, leaves, bound, column, steps) for column in range(len(problem.columns))]
+        self.possible = all(column.least[problem.full][0, -1] <= bound for column in self._columns)
+
+    def of(self, part: int, pieces: int, resources: np.ndarray) -> np.ndarray:
+        """Deadlines of rows of a part that take these devices [rows, columns] and handle one of so many pieces."""
+        return self._earliest([column.deadline[part] for column in self._columns], pieces, resources)
+
+    def beside(self, part: int, other: int, pieces: int, resources: np.ndarray) -> np.ndarray:
+        """The same, of rows that are to stand beside another part."""
+        return self._earliest([column.apart[part, other] for column in self._columns], pieces, resources)
+
+    def in_turn(self, part: int, other: int, pieces: int, resources: np.ndarray) -> np.ndarray:
+        """The same, of rows that are to take turns with another part."""
+        return self._earliest([column.turns[part, other] for column in self._columns], pieces, resources)
+
+    def hopeless(self, part: int, pieces: int) -> bool:
+        """Whether a part has no row at all within its deadline."""
+        i = self._index[pieces]
+        return any((column.least[part][i] > column.deadline[part][i]).all() for column in self._columns)
+
+    def _earliest(self, limits: list[np.ndarray], pieces: int, resources: np.ndarray) -> np.ndarray:
+        i = self._index[pieces]
+        taken = resources.astype(np.intp).T
+        found = [
+            limit[i, column.step[devices]] for column, limit, devices in zip(self._columns, limits, taken, strict=True)
+        ]
+        return found[0] if len(found) == 1 else np.minimum.reduce(found)
+
+
+class _Column:
+    """The relaxed search by one resource, in steps: step k stands for low[k] to high[k] devices.
+
+    least[part]: [pieces, steps], the least total on at most high[k] devices. deadline[part]: the most that a row on a
+    number of devices in step k may take; turns, apart[part, other]: if it then takes turns with, stands beside another
+    part."""
+
+    def __init__(self, problem: Problem, leaves: Leaves, bound: float, column: int, steps: int) -> None:
+        self.problem = problem
+        capacity = int(problem.capacity[column])
+        self.high = np.unique(np.linspace(0, capacity, min(capacity, steps) + 1).round().astype(int))
+        self.low = np.array([0, *(self.high[:-1] + 1)])
+        self.step = np.searchsorted(self.high, np.arange(capacity + 1))
+        self.pieces = np.array(problem.pieces)[:, None]
+        self.finer = [[j for j, s in enumerate(problem.pieces) if s > p and s % p == 0] for p in problem.pieces]
+        # the step of the most that is left of high[k] devices when another part has those of step j, and of the
+        # fewest that both have together; one step more than there are where that cannot be
+        none = len(self.high)
+        left, both = (np.add.outer(a, b) for a, b in ((self.high, -self.low), (self.low, self.low)))
+        self.left = np.where(left >= 0, self.step[left.clip(0)], none)
+        self.both = np.where(both <= capacity, self.step[both.clip(max=capacity)], none)
+        self.least: dict[int, np.ndarray] = {}
+        self.deadline: dict[int, np.ndarray] = {}
+        self.turns: dict[tuple[int, int], np.ndarray] = {}
+        self.apart: dict[tuple[int, int], np.ndarray] = {}
         for part in problem.parts:
-            others = [u for u in range(count) if not part >> u & 1]
-            self.area_outside[part] = area[others].sum(axis=0) if others else np.zeros(len(problem.columns))
-            related = [u for u in others if all(self._ordered(u, m) for m in bits(part))]
-            self.spread[part] = (area[related].sum(axis=0) / problem.capacity).max() if related else 0.0
-            self.partners[part] = [(u, u in related) for u in others]
-            self.linear[part] = all(self._ordered(a, b) for a in related for b in related if a < b)
-        self.shortest = shortest
-        self.chains: dict[tuple[int, int, int | None], float] = {}
-        self.limits = [self._limits(unit) for unit in range(count)]
+            self.least[part] = self._least(part, leaves, column)
+        self._set_deadlines(bound)
 
-    def _limits(self, unit: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """By resource: device counts of a unit's rows, rising, and the least total time and latency up to each."""
-        tables = [(p, t) for (u, p), t in self.leaves.items() if u == unit and t is not None and len(t)]
-        if not tables:
-            return []
-        resources = np.concatenate([t.resources for _, t in tables])
-        total = np.concatenate([t.latency + (p - 1) * t.period for p, t in tables])
-        # a stream's latency is at least its time divided by the pieces it hands on
-        shrink = self.problem.max_pieces(unit) if self.problem.streams(unit) else 1
-        latency = np.concatenate([t.period / shrink if shrink > 1 else t.latency for _, t in tables])
-        found = []
-        for column in resources.T:
-            order = np.argsort(column, kind="stable")
-            best = (np.minimum.accumulate(total[order]), np.minimum.accumulate(latency[order]))
-            found.append((column[order], *(np.concatenate([[np.inf], b]) for b in best)))
+    def _least(self, part: int, leaves: Leaves, column: int) -> np.ndarray:
+        found = np.full((len(self.pieces), len(self.high)), np.inf)
+        if part.bit_count() == 1:
+            self._least_of_unit(part.bit_length() - 1, leaves, column, found)
+        for first, second in self.problem.cuts(part):
+            a, b = self.least[first], self.least[second]
+            np.minimum(found, a + b, out=found)
+            a, b = a[:, None, :], np.take(_one_more(b, np.inf), self.left, axis=1)  # [pieces, devices, those of first]
+            if self._joined(first, second):
+                pieces = self.pieces[:, :, None]
+                beside = np.maximum(a + b / pieces, b + a / pieces)
+            else:
+                beside = np.maximum(a, b)
+            np.minimum(found, beside.min(axis=2), out=found)
+        for i in reversed(range(len(found))):
+            for finer in self.finer[i]:
+                np.minimum(found[i], found[finer], out=found[i])
         return found
 
-    def outside(self, part: int, pieces: int) -> float:
-        """Seconds that the units outside add at least to latency + (pieces - 1) period of rows of `part`.
+    def _least_of_unit(self, unit: int, leaves: Leaves, column: int, found: np.ndarray) -> None:
+        for i, pieces in enumerate(self.problem.pieces):
+            table = leaves.tables[unit, pieces]
+            if table is not None:
+                steps = self.step[table.resources[:, column].astype(np.intp)]
+                np.minimum.at(found[i], steps, table.latency + (pieces - 1) * table.period)
+        np.minimum.accumulate(found, axis=1, out=found)
+        if self.problem.streams(unit):  # hands on pieces while it works on all items as one
+            streamed = self.pieces[:, 0] <= self.problem.max_pieces(unit)
+            found[streamed] = np.minimum(found[streamed], found[0])
 
-        Units that come before or after all of the part, and before or after each other, are passed by a piece one after
-        another: latencies add up, in turn and along data beside each other. Such a unit meets the part at some pipeline
-        of at most `pieces` pieces, or in turn with it, so it adds its least time for a piece of that many; one that
-        needs all items together is in no pipeline and adds all of its time. Together, the units of one side need at
-        least their area on all devices for a piece."""
-        return max(self.chain(part, pieces, None), self.spread[part] / pieces)
-
-    def chain(self, part: int, pieces: int, without: int | None) -> float:
-        """The longest such chain of units outside a part; of those before or after one of them, without it."""
-        if self.linear[part]:
-            # all units related to the part are: the chain is the sum
-            key = (part, pieces, None)
-            if key not in self.chains:
-                self.chains[key] = sum(self._share(u, pieces) for u, related in self.partners[part] if related)
-            total = self.chains[key]
-            # infinite: a unit has no row left, and so nothing is possible
-            return total if without is None or math.isinf(total) else total - self._share(without, pieces)
-        key = (part, pieces, without)
-        if key not in self.chains:
-            longest: dict[int, float] = {}
-            for unit, related in self.partners[part]:  # units are in topological order
-                if related and (without is None or (unit != without and self._ordered(unit, without))):
-                    before = (longest[u] for u in longest if self.reach[unit] >> u & 1)
-                    longest[unit] = max(before, default=0.0) + self._share(unit, pieces)
-            self.chains[key] = max(longest.values(), default=0.0)
-        return self.chains[key]
-
-    def _share(self, unit: int, pieces: int) -> float:
-        """The least that a unit adds to the way of one of at most `pieces` pieces."""
-        return self.shortest[unit] / (1 if self.alone[unit] else pieces)
-
-    def _ordered(self, a: int, b: int) -> bool:
-        return bool(self.reach[a] >> b & 1 or self.reach[b] >> a & 1)
-
-    def promising(self, part: int, pieces: int, table: Table, *, streams: bool = False) -> Table:
-        """Rows that may be part of a schedule within the bound. streams: the rows are also those of a stream.
-
-        A row handles all pieces one after another, so the iteration takes at least latency + (pieces - 1) period. Its
-        devices are its own for that long, and the units outside take at least their area: together no more than all
-        devices for the bound.
-        """
-        if math.isinf(self.bound):
-            return table
-        least = table.latency + (pieces - 1) * table.period
-        finest = self.problem.pieces[-1] if streams else pieces
-        keep = least + self.outside(part, finest) <= self.bound
-        area = table.resources * least[:, None] + self.area_outside[part]
-        keep &= (area <= self.problem.capacity * self.bound).all(axis=1)
-        if not keep.all():
-            table, least = table.take(keep), least[keep]
-        keep = self._leaves_room(part, finest, table, least, np.zeros(len(table)) if streams else table.latency)
-        return table.take(keep) if not keep.all() else table
-
-    def _leaves_room(self, part: int, pieces: int, table: Table, least: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Rows that leave every unit outside either the time to run in turn with them, or the devices to run beside.
-
-        In turn, its least time comes on top. Beside, it has the devices that the row leaves; with data passing between
-        the two, the row's latency (`first`) comes on top of its time, and its latency on top of the row's time. A piece
-        passes the other units outside besides, see `outside`."""
-        keep = np.ones(len(table), bool)
-        for unit, related in self.partners[part]:
-            in_turn = least + self.shortest[unit]
-            beside = least
-            for column, (counts, total, latency) in enumerate(self.limits[unit]):
-                left = np.searchsorted(counts, self.problem.capacity[column] - table.resources[:, column], side="right")
-                if related:
-                    beside = np.maximum(beside, np.maximum(least + latency[left], total[left] + first))
+    def _set_deadlines(self, bound: float) -> None:
+        problem, pieces = self.problem, self.pieces[:, :, None]
+        around: dict[int, list[tuple[int, int, bool]]] = {part: [] for part in problem.parts}
+        for whole in problem.parts:
+            for first, second in problem.cuts(whole):
+                joined = self._joined(first, second)
+                around[first].append((second, whole, joined))
+                around[second].append((first, whole, joined))
+        for part in reversed(problem.parts):
+            found = np.full_like(self.least[part], bound if part == problem.full else -np.inf)
+            for other, whole, joined in around[part]:
+                limit, theirs = self.deadline[whole], self.least[other]
+                # the other part has devices of the same step, or more
+                turns = np.maximum.accumulate((limit - theirs)[:, ::-1], axis=1)[:, ::-1]
+                together = np.take(_one_more(limit, -np.inf), self.both, axis=1)  # [pieces, ours, theirs]
+                room = together - theirs[:, None, :]
+                if joined:
+                    room = np.minimum(together - theirs[:, None, :] / pieces, room * pieces)
                 else:
-                    beside = np.maximum(beside, total[left])
-            others = self.chain(part, pieces, unit) if related else 0.0
-            keep &= np.minimum(in_turn, beside) + others <= self.bound
-        return keep
+                    room = np.where(room >= 0, together, -np.inf)
+                self.turns[part, other], self.apart[part, other] = turns, room.max(axis=2)
+                np.maximum(found, np.maximum(turns, self.apart[part, other]), out=found)
+            for i, finer in enumerate(self.finer):
+                for j in finer:
+                    np.maximum(found[j], found[i], out=found[j])
+            self.deadline[part] = found
+
+    def _joined(self, first: int, second: int) -> bool:
+        return self.problem.crossing(first, second, 1)[0]
+
+
+def _one_more(table: np.ndarray, value: float) -> np.ndarray:
+    return np.concatenate([table, np.full((len(table), 1), value)], axis=1)

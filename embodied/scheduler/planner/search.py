@@ -9,7 +9,6 @@ be part of a schedule better than one already known, and equal bracketings.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import itertools
 import math
@@ -19,31 +18,14 @@ import numpy as np
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.advice import combination_advice
+from embodied.scheduler.planner.leaves import Effort, Leaves, Style, leaves_of
 from embodied.scheduler.planner.problem import Problem
-from embodied.scheduler.planner.pruning import Bounds
+from embodied.scheduler.planner.pruning import Deadlines, prune
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule
-from embodied.scheduler.planner.table import Table, stack, unbeaten
+from embodied.scheduler.planner.table import MANY, Table, stack, unbeaten, whole
 from embodied.scheduler.planner.units import bits
 
 TOLERANCE = 1e-9
-
-
-class Style(enum.Enum):
-    """Which schedules are searched, by how accelerators are used (cores, where there are none). Stages on different
-    kinds of resources overlap in every style."""
-
-    ANY = "any"
-    SHARED = "shared"  # accelerators are used by one part after the other
-    SPLIT = "split"  # every stage has accelerators of its own
-    MIXED = "mixed"  # both occur
-
-
-class Effort(enum.Enum):
-    """How many of the rows of single units a search looks at."""
-
-    GLANCE = "all, half and a quarter of the devices; few pieces"
-    SPARSE = "powers of two and eighths"
-    ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,23 +42,21 @@ def search(problem: Problem, style: Style = Style.ANY, known: float = math.inf) 
     known: seconds of a schedule that the caller has; only better ones are wanted, and the list may be empty.
     Raises ConfigurationError when nothing of this style fits the cluster's devices and memory.
     """
+    leaves, deadlines, finest = leaves_of(problem, style), None, problem.pieces[-1]
     if math.isfinite(known):
-        return _Search(problem, style, known, Effort.ALL).run()
+        return _Search(problem, style, *prune(problem, leaves, known * (1 + TOLERANCE)), finest).run()
     # few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most
     # of its rows early. Only the last one has all rows
-    bound, found = known, []
+    found: list[Candidate] = []
     for effort in Effort:
-        found = _Search(problem, style, bound, effort).run() or found
-        bound = found[0].seconds if found else math.inf
+        most = 1 if effort is Effort.GLANCE else finest
+        better = _Search(problem, style, leaves.sparse(problem, effort), deadlines, most).run()
+        if better and (not found or better[0].seconds < found[0].seconds) and effort is not Effort.ALL:
+            leaves, deadlines = prune(problem, leaves, better[0].seconds * (1 + TOLERANCE))
+        found = better or found
     if not found:
         raise ConfigurationError(_nothing_fits(problem, style))
     return found
-
-
-def _whole(columns: np.ndarray, steps: int = costs.MEMORY_STEPS) -> list[np.ndarray]:
-    """Columns whose values are multiples of 1 / steps as whole numbers. Memory is compared up to twice a device: a
-    limit above that (infinite: nothing else needs any) is never reached."""
-    return [*np.rint(np.minimum(columns, 2.0 if steps > 1 else np.inf) * steps).astype(np.int64).T]
 
 
 def _nothing_fits(problem: Problem, style: Style) -> str:
@@ -88,75 +68,28 @@ def _nothing_fits(problem: Problem, style: Style) -> str:
 
 
 class _Search:
-    """One run. bound: seconds of a schedule already known."""
+    """One run."""
 
-    def __init__(self, problem: Problem, style: Style, bound: float, effort: Effort) -> None:
-        self.problem, self.style, self.effort = problem, style, effort
-        self.bound = bound * (1 + TOLERANCE)
-        self.pieces = [p for p in problem.pieces if effort is not Effort.GLANCE or p in (1, 8)]
+    def __init__(self, problem: Problem, style: Style, leaves: Leaves, deadlines: Deadlines | None, most: int) -> None:
+        """deadlines: by a schedule already known. most: pieces that are looked at."""
+        self.problem, self.style, self.deadlines = problem, style, deadlines
+        self.pieces = [p for p in problem.pieces if p <= most]
         self.divided = np.array([kind == problem.divided for _, kind in problem.columns])
-        self.steps: list[tuple] = []
-        self.leaves = {(u, p): self._leaf(u, p) for u in range(len(problem.units)) for p in problem.pieces}
-        self.bounds = Bounds(problem, self.leaves, self.bound)
-        # fewer rows of one unit raise the least area of that unit, which lets fewer rows of the others remain
-        rows, before = self._leaf_rows(), -1
-        while rows != before and math.isfinite(self.bound):
-            for (unit, pieces), table in self.leaves.items():
-                if table is not None:
-                    streams = problem.streams(unit)
-                    self.leaves[unit, pieces] = self.bounds.promising(1 << unit, pieces, table, streams=streams)
-            self.bounds = Bounds(problem, self.leaves, self.bound)
-            rows, before = self._leaf_rows(), rows
+        self.steps = list(leaves.steps)
+        self.leaves = leaves.tables
         self._prepare_memory()
-        for (unit, pieces), table in self.leaves.items():
-            if table is not None:
-                self.leaves[unit, pieces] = self._unbeaten(1 << unit, table)
+        self.leaves = {
+            (unit, pieces): None if table is None else self._unbeaten(1 << unit, table)
+            for (unit, pieces), table in self.leaves.items()
+        }
         self.done: dict[tuple[int, int], Table | None] = {}
         self.bodies: dict[tuple[int, int, bool], Table | None] = {}
 
-    def _leaf_rows(self) -> int:
-        return sum(len(table) for table in self.leaves.values() if table is not None)
-
-    # -- rows of one unit
-
-    def _leaf(self, unit: int, pieces: int) -> Table | None:
-        options = self.problem.options(unit, pieces)
-        if options is None:
-            return None
-        rows = np.arange(len(options.seconds))
-        missing = np.stack([~options.shared, ~options.apart], axis=1).astype(float)
-        origin = np.stack([np.full_like(rows, len(self.steps)), rows, rows], axis=1)
-        self.steps.append(("work", unit, pieces))
-        seconds = options.seconds
-        # as a row of its own in a pipeline: loaded once, see `bounds.py`. In turn, the period is the latency again
-        period = seconds - options.switching
-        table = Table(options.resources, seconds, period, options.idle, options.running, missing, origin)
-        table = table.take(self._in_style(missing))
-        if not len(table):
-            return None
-        steps = _whole(table.resources, 1) + _whole(table.idle) + _whole(table.running)
-        steps += _whole(table.missing, 1) if self.style is Style.MIXED else []
-        table = table.take(unbeaten([table.latency, table.period], steps))
-        return table if self.effort is Effort.ALL else table.take(self._sparse_rows(table.resources))
-
-    def _sparse_rows(self, resources: np.ndarray) -> np.ndarray:
-        keep = np.ones(len(resources), bool)
-        for column, capacity in enumerate(self.problem.capacity):
-            there = np.unique(resources[:, column])
-            wanted = capacity // 2.0 ** np.arange(3)
-            if self.effort is Effort.SPARSE:
-                powers = 2.0 ** np.arange(1 + int(np.log2(capacity)))
-                wanted = np.concatenate([wanted, powers, capacity * np.arange(1, 9) // 8])
-            index = np.maximum(np.searchsorted(there, wanted, side="right") - 1, 0)
-            keep &= np.isin(resources[:, column], there[index])
-        return keep
-
-    def _in_style(self, missing: np.ndarray) -> np.ndarray:
-        if self.style is Style.SHARED:
-            return missing[:, 1] == 1
-        if self.style is Style.SPLIT:
-            return missing[:, 0] == 1
-        return np.ones(len(missing), bool)
+    def _promising(self, part: int, pieces: int, table: Table) -> Table:
+        if self.deadlines is None:
+            return table
+        least = table.latency + (pieces - 1) * table.period
+        return table.where(least <= self.deadlines.of(part, pieces, table.resources))
 
     # -- memory that can matter
 
@@ -188,7 +121,7 @@ class _Search:
     def _best(self, pieces: int, table: Table) -> Table:
         """Of rows of all units: the one with the smallest time, for nothing larger is made of them."""
         if self.style is Style.MIXED:
-            table = table.take((table.missing == 0).all(axis=1))
+            table = table.where((table.missing == 0).all(axis=1))
         if len(table) < 2:
             return table
         return table.take(np.array([int(np.argmin(table.latency + (pieces - 1) * table.period))]))
@@ -199,11 +132,11 @@ class _Search:
         times = [table.latency]
         if not np.array_equal(table.period, table.latency):
             times.append(table.period)
-        columns = _whole(table.resources, 1)
-        columns += _whole(np.maximum(table.idle, self.free_idle[part]))
-        columns += _whole(np.maximum(table.running, self.free_running[part]))
+        columns = whole(table.resources, 1)
+        columns += whole(np.maximum(table.idle, self.free_idle[part]))
+        columns += whole(np.maximum(table.running, self.free_running[part]))
         if self.style is Style.MIXED:
-            columns += _whole(table.missing, 1)
+            columns += whole(table.missing, 1)
         return table.take(unbeaten(times, columns))
 
     # -- rows of several units
@@ -211,8 +144,8 @@ class _Search:
     def run(self) -> list[Candidate]:
         """The best schedule of each last step."""
         problem = self.problem
-        if not self.bounds.possible:
-            return []
+        if self.deadlines is not None and not self.deadlines.possible:
+            return []  # even the relaxed search finds nothing within the bound
         # smaller pieces can save time or memory only through these terms: with affine times, p calls for ceil(m / p)
         # items never take less than one for m, and without bytes of items no piece needs less memory
         repeat = any(
@@ -225,6 +158,9 @@ class _Search:
         for pieces in reversed(self.pieces):
             for part in problem.parts:
                 rows = []
+                if self.deadlines is not None and self.deadlines.hopeless(part, pieces):
+                    self.done[part, pieces] = None
+                    continue
                 if part.bit_count() == 1:
                     leaf = self.leaves[part.bit_length() - 1, pieces]
                     if leaf is not None:
@@ -247,7 +183,7 @@ class _Search:
                 found = [table for table in rows if table is not None and len(table)]
                 if part == problem.full and pieces == 1:
                     last = found
-                merged = self._unbeaten(part, self.bounds.promising(part, pieces, stack(found))) if found else None
+                merged = self._unbeaten(part, self._promising(part, pieces, stack(found))) if found else None
                 self.done[part, pieces] = merged
         return self._candidates(last)
 
@@ -256,10 +192,18 @@ class _Search:
         if a is None or b is None or not len(a) or not len(b):
             return None
         part = first | second
-        latency = a.latency[:, None] + b.latency[None, :]
-        i, j = np.nonzero(pieces * latency + self.bounds.outside(part, pieces) <= self.bound)
-        latency = latency[i, j]
+        limits = self.deadlines
+        if limits is not None:
+            a = a.where(pieces * a.latency <= limits.in_turn(first, second, pieces, a.resources))
+            b = b.where(pieces * b.latency <= limits.in_turn(second, first, pieces, b.resources))
+            if not len(a) or not len(b):
+                return None
+        i, j = (x.ravel() for x in np.indices((len(a), len(b))))
+        latency = a.latency[i] + b.latency[j]
         resources = np.maximum(a.resources[i], b.resources[j])
+        if limits is not None:
+            keep = pieces * latency <= limits.of(part, pieces, resources)
+            i, j, latency, resources = i[keep], j[keep], latency[keep], resources[keep]
         running = np.maximum(a.running[i] + b.idle[j], b.running[j] + a.idle[i])
         together = a.resources[i][:, self.divided].any(axis=1) & b.resources[j][:, self.divided].any(axis=1)
         missing = a.missing[i] * b.missing[j]
@@ -267,7 +211,7 @@ class _Search:
         origin = self._origin(("in turn", a, b), i, j)
         table = Table(resources, latency, latency, a.idle[i] + b.idle[j], running, missing, origin)
         # sums of memory only grow: what exceeds a device now fits into no schedule
-        return self._kept(part, pieces, table.take((running <= 1.0).all(axis=1) & self._in_style(missing)))
+        return self._kept(part, pieces, table.where((running <= 1.0).all(axis=1) & self.style.allows(missing)))
 
     def _body(self, part: int, cuts: list[tuple[int, int]], pieces: int, *, streaming: bool) -> Table | None:
         tables = [self._beside(a, b, pieces, streaming=streaming) for a, b in cuts]
@@ -305,21 +249,30 @@ class _Search:
         if a is None or b is None:
             return None
         joined, hand_on, weights = self.problem.crossing(first, second, pieces)
-        inside = np.ones((len(a), len(b)), bool)
-        for column, capacity in enumerate(self.problem.capacity):
-            inside &= a.resources[:, column][:, None] + b.resources[:, column][None, :] <= capacity
-        i, j = np.nonzero(inside)
+        limits = self.deadlines
+        if limits is not None:
+            least = a.latency + (pieces - 1) * a.period
+            a = a.where(least <= limits.beside(first, second, pieces, a.resources))
+            least = b.latency + (pieces - 1) * b.period
+            b = b.where(least <= limits.beside(second, first, pieces, b.resources))
+            if not len(a) or not len(b):
+                return None
+        i, j = (x.ravel() for x in np.indices((len(a), len(b))))
+        resources = a.resources[i] + b.resources[j]
         latency = a.latency[i] + b.latency[j] + hand_on if joined else np.maximum(a.latency[i], b.latency[j])
         latency = latency + weights
         # the period of a pipeline of one piece is never looked at; one number less to compare
         period = latency if pieces == 1 else np.maximum(np.maximum(a.period[i], b.period[j]), hand_on)
-        keep = latency + (pieces - 1) * period + self.bounds.outside(part, pieces) <= self.bound
-        i, j, latency, period = i[keep], j[keep], latency[keep], period[keep]
+        keep = (resources <= self.problem.capacity).all(axis=1)
+        i, j, latency, period, resources = i[keep], j[keep], latency[keep], period[keep], resources[keep]
+        if limits is not None:
+            keep = latency + (pieces - 1) * period <= limits.of(part, pieces, resources)
+            i, j, latency, period, resources = i[keep], j[keep], latency[keep], period[keep], resources[keep]
         both = a.resources[i][:, self.divided].any(axis=1) & b.resources[j][:, self.divided].any(axis=1)
         missing = a.missing[i] * b.missing[j]
         missing[both, 1] = 0
         table = Table(
-            a.resources[i] + b.resources[j],
+            resources,
             latency,
             period,
             np.maximum(a.idle[i], b.idle[j]),
@@ -327,7 +280,7 @@ class _Search:
             missing,
             self._origin(("beside", a, b), i, j),
         )
-        return self._kept(part, pieces, table.take(self._in_style(missing)))
+        return self._kept(part, pieces, table.where(self.style.allows(missing)))
 
     @functools.cache  # noqa: B019 - a search does not outlive its result
     def _is_chain(self, part: int) -> bool:
@@ -345,9 +298,7 @@ class _Search:
         latency = body.latency + (smaller // pieces - 1) * body.period
         rows = np.arange(len(body))
         origin = self._origin(("pipeline", smaller // pieces, body), rows, rows)
-        return self.bounds.promising(
-            part, pieces, dataclasses.replace(body, latency=latency, period=latency, origin=origin)
-        )
+        return self._promising(part, pieces, dataclasses.replace(body, latency=latency, period=latency, origin=origin))
 
     def _repeat(self, part: int, pieces: int, smaller: int) -> Table | None:
         single = part.bit_count() == 1
@@ -362,7 +313,7 @@ class _Search:
     def _kept(self, part: int, pieces: int, table: Table) -> Table:
         if part == self.problem.full:
             return self._best(pieces, table)
-        return self._unbeaten(part, self.bounds.promising(part, pieces, table))
+        return self._unbeaten(part, table) if len(table) > MANY else table
 
     def _origin(self, step: tuple, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         self.steps.append(step)
@@ -374,7 +325,7 @@ class _Search:
         found = []
         for table in tables:
             if self.style is Style.MIXED:
-                table = table.take((table.missing == 0).all(axis=1))
+                table = table.where((table.missing == 0).all(axis=1))
             if len(table):
                 row = int(np.argmin(table.latency))
                 found.append(Candidate(self._schedule(table, row), float(table.latency[row])))

@@ -11,6 +11,8 @@ import dataclasses
 
 import numpy as np
 
+from embodied.scheduler.planner.costs import MEMORY_STEPS
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -33,29 +35,58 @@ class Table:
         return len(self.latency)
 
     def take(self, rows: np.ndarray) -> Table:
-        """The rows of this index or mask."""
-        return Table(*(getattr(self, f.name)[rows] for f in dataclasses.fields(self)))
+        """The rows of this index."""
+        return Table(
+            self.resources[rows],
+            self.latency[rows],
+            self.period[rows],
+            self.idle[rows],
+            self.running[rows],
+            self.missing[rows],
+            self.origin[rows],
+        )
+
+    def where(self, mask: np.ndarray) -> Table:
+        """The rows of this mask."""
+        rows = np.flatnonzero(mask)
+        return self if len(rows) == len(mask) else self.take(rows)
 
 
 def stack(tables: list[Table]) -> Table:
     """Rows of several tables."""
     if len(tables) == 1:
         return tables[0]
-    return Table(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in dataclasses.fields(Table)))
+    return Table(*(np.concatenate([getattr(t, name) for t in tables]) for name in _FIELDS))
 
 
-MANY = 512
+def whole(columns: np.ndarray, steps: int = MEMORY_STEPS) -> list[np.ndarray]:
+    """Columns whose values are multiples of 1 / steps as whole numbers. Memory is compared up to twice a device: a
+    limit above that (infinite: nothing else needs any) is never reached."""
+    return [*np.rint(np.minimum(columns, 2.0 if steps > 1 else np.inf) * steps).astype(np.int64).T]
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Table))
+FEW, MANY = 64, 512
 
 
 def unbeaten(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:
     """Indices of rows that no other row is at most as high as in every column; one of equal rows stays.
 
     times: one or two columns of many different values. steps: columns of whole numbers (devices, steps of memory)."""
+    if len(times[0]) <= FEW:
+        return _few(np.stack([*times, *steps]))
     if len(times[0]) > MANY:
         # among rows of equal steps only the times decide: a sort instead of a comparison with every other row
         few = _within_groups(times, steps)
         return few[_unbeaten([*times, *steps], few)]
     return _unbeaten([*times, *steps], np.arange(len(times[0])))
+
+
+def _few(columns: np.ndarray) -> np.ndarray:
+    """Every row with every other one. columns: [columns, rows]."""
+    beats = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
+    # of rows that beat each other, which are equal, the first stays
+    return np.flatnonzero(~(beats & ~(beats.T & np.tri(len(beats), dtype=bool))).any(axis=0))
 
 
 def _within_groups(times: list[np.ndarray], steps: list[np.ndarray]) -> np.ndarray:

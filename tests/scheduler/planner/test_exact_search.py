@@ -1,15 +1,19 @@
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 from flow_enumeration import Enumeration, random_profile
 
 from embodied.commands.plan import shipped_profiles
 from embodied.errors import ConfigurationError
-from embodied.scheduler.planner.bounds import estimate, fits
+from embodied.scheduler.planner.bounds import estimate, fits, units_of
+from embodied.scheduler.planner.leaves import Style, leaves_of
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import FlowProfile, load_profile
-from embodied.scheduler.planner.search import Effort, Style, _Search, search
+from embodied.scheduler.planner.pruning import Deadlines, prune
+from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule, Work
+from embodied.scheduler.planner.search import _Search, search
 
 
 def compare_with_enumeration(seeds: range, units: tuple[int, ...], devices: dict[int, tuple[int, ...]]) -> int:
@@ -87,8 +91,62 @@ def test_search_finds_what_enumeration_finds_on_many_flows_that_start_with_a_str
 def test_bounds_change_nothing_on_the_papers_flows(name, devices):
     profile = load_profile(shipped_profiles()[f"paper/{name}"])
     problem = Problem(dataclasses.replace(profile, cluster=profile.cluster.resized(devices, None)))
-    unbounded = _Search(problem, Style.ANY, float("inf"), Effort.ALL).run()
+    unbounded = _Search(problem, Style.ANY, leaves_of(problem, Style.ANY), None, problem.pieces[-1]).run()
     assert search(problem)[0].seconds == pytest.approx(unbounded[0].seconds, rel=1e-9)
+
+
+def totals(problem: Problem, schedule: Schedule, pieces: int = 1) -> list[tuple[int, int, list[int], float]]:
+    """(part, pieces, devices by column, least seconds from its first piece to its last) of every node of a schedule,
+    from the formula applied to the node alone."""
+    part = units_of(problem, schedule)
+    # a stage that streams works on all items as one and takes at least as long as that
+    whole = pieces == 1 or (isinstance(schedule, Work) and problem.streams(part.bit_length() - 1))
+    alone = estimate(problem, schedule if whole else Pipeline(pieces, schedule))
+    devices = [alone.resources.get(column, 0) for column in problem.columns]
+    found = [(part, pieces, devices, alone.latency)]
+    if isinstance(schedule, Pipeline):
+        found += totals(problem, schedule.body, pieces * schedule.pieces)
+    elif isinstance(schedule, InTurn | Beside):
+        found += totals(problem, schedule.first, pieces) + totals(problem, schedule.second, pieces)
+    return found
+
+
+def compare_with_deadlines(seeds: range, steps: int) -> int:
+    """How many parts of best schedules were compared; fails on the first that is not within its deadline."""
+    compared = 0
+    for seed in seeds:
+        draw = random.Random(seed)
+        units, devices = draw.choice([3, 4, 5]), draw.choice([5, 8, 24])
+        profile = random_profile(seed, units, devices, memory=draw.random() < 0.5, cycle=False, groups=False)
+        if draw.random() < 0.5:
+            profile = start_with_a_stream(profile, seed)
+        try:
+            problem = Problem(profile, pieces=(1, 2, 4))
+            best = search(problem)[0]
+        except ConfigurationError:
+            continue
+        deadlines = Deadlines(problem, leaves_of(problem, Style.ANY), best.seconds * (1 + 1e-9), steps)
+        for part, pieces, devices, seconds in totals(problem, best.schedule):
+            limit = deadlines.of(part, pieces, np.array([devices], float))[0]
+            assert seconds <= limit, f"flow of seed {seed}, units {part:b} in {pieces} pieces"
+            assert not deadlines.hopeless(part, pieces)
+            compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("steps", [2, 7, 32])
+def test_every_part_of_the_best_schedule_is_within_its_deadline(steps):
+    assert compare_with_deadlines(range(7000, 7040), steps) > 200
+
+
+def test_a_bound_below_the_best_schedule_leaves_nothing_of_a_single_stage():
+    profile = random_profile(3, 1, 8, memory=False, cycle=False, groups=False)
+    problem = Problem(profile)
+    best = search(problem)[0].seconds
+    leaves, deadlines = prune(problem, leaves_of(problem, Style.ANY), 0.99 * best)
+    assert leaves.rows() == 0
+    assert not deadlines.possible
+    assert search(problem, known=0.99 * best) == []
 
 
 @pytest.mark.slow

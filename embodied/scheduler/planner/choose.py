@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import math
 import random
-import statistics
 from collections.abc import Callable
+
+import numpy as np
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.plan import Plan, StagePlan
@@ -16,13 +17,14 @@ from embodied.scheduler.planner.bounds import estimate
 from embodied.scheduler.planner.fit import TERMS
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import Cluster, FlowProfile
-from embodied.scheduler.planner.schedule import Schedule, works
-from embodied.scheduler.planner.search import Style, search
+from embodied.scheduler.planner.schedule import Schedule, describe, works
+from embodied.scheduler.planner.search import Candidate, Style, search
 from embodied.scheduler.planner.simulation import Execution, simulate
 
 UNSURE = 0.1  # models with a larger relative error are hedged against
-DRAWS = 12
-NEAR = 1.1  # schedules whose formula is within 10 % of the best are simulated
+DRAWS = 16  # worlds whose best schedules are candidates
+JUDGES = 64  # worlds in which candidates are compared
+NEAR = 1.05  # schedules whose formula is within 5 % of the best are simulated: by so much formula and simulation differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,30 +52,35 @@ class Comparison:
 
 def choose(problem: Problem, style: Style = Style.ANY) -> Choice:
     """The best schedule. Raises ConfigurationError when nothing fits."""
-    found = search(problem, style)
-    near = [c for c in found if c.seconds <= NEAR * found[0].seconds]
-    choices = [Choice(c.schedule, c.seconds, simulate(problem, c.schedule)) for c in near]
+    choices = [Choice(c.schedule, c.seconds, simulate(problem, c.schedule)) for c in _near(problem, style)]
     return min(choices, key=lambda choice: choice.seconds)
 
 
-def hedge(problem: Problem, draws: int = DRAWS, seed: int = 0) -> Choice:
-    """The schedule with the least mean time when every stage's model is wrong by its own stated error.
+def _near(problem: Problem, style: Style) -> list[Candidate]:
+    """The best schedule by the formula, and those near it that end in another last step."""
+    best = search(problem, style)[0]
+    found = {describe(c.schedule): c for c in search(problem, style, known=NEAR * best.seconds)}
+    return list(found.values())
 
-    Worlds are drawn in which each stage is slower or faster throughout; the best schedule of every world, and those
-    near the best without errors, are simulated in all of them. So a stage whose time hardly falls with more devices
-    gets none of them on the strength of a guess.
+
+def hedge(problem: Problem, draws: int = DRAWS, judges: int = JUDGES, seed: int = 0) -> Choice:
+    """The schedule that loses least on average when every stage's model is wrong by its own stated error.
+
+    Worlds are drawn in which each stage is slower or faster throughout. The best schedule of each of `draws` of them,
+    and those near the best without errors, are compared in `judges`: by how much longer each takes there than the one
+    that is best there. So a stage whose time hardly falls with more devices gets none of them on the strength of a
+    guess, and a split that must be just right gives way to one that may be a little off.
     """
     source = random.Random(seed)
-    worlds = [Problem(_another_world(problem.profile, source), problem.pieces) for _ in range(draws)]
-    found = search(problem)
-    schedules = {c.schedule: c.seconds for c in found if c.seconds <= NEAR * found[0].seconds}
-    for world in worlds:
-        known = min(estimate(world, schedule).latency for schedule in schedules)
-        for candidate in search(world, known=known)[:1]:
-            schedules.setdefault(candidate.schedule, estimate(problem, candidate.schedule).latency)
-    mean = {s: statistics.fmean(simulate(world, s).seconds for world in [problem, *worlds]) for s in schedules}
-    best = min(mean, key=mean.get)
-    return Choice(best, schedules[best], simulate(problem, best))
+    worlds = [Problem(_another_world(problem.profile, source), problem.pieces) for _ in range(max(draws, judges))]
+    schedules = {describe(c.schedule): c.schedule for c in _near(problem, Style.ANY)}
+    for world in worlds[:draws]:
+        known = min(estimate(world, schedule).latency for schedule in schedules.values())
+        schedules |= {describe(c.schedule): c.schedule for c in search(world, known=known)[:1]}
+    candidates = list(schedules.values())
+    seconds = np.array([[estimate(world, s).latency for world in [problem, *worlds[:judges]]] for s in candidates])
+    best = candidates[int((seconds / seconds.min(axis=0)).mean(axis=1).argmin())]
+    return Choice(best, estimate(problem, best).latency, simulate(problem, best))
 
 
 def _another_world(profile: FlowProfile, source: random.Random) -> FlowProfile:

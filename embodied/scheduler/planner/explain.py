@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.scheduler.planner import costs
-from embodied.scheduler.planner.bounds import estimate, stage_seconds
+from embodied.scheduler.planner.advice import plan_advice
+from embodied.scheduler.planner.bounds import estimate, fits, stage_seconds
 from embodied.scheduler.planner.choose import Choice, Comparison
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import FlowProfile
@@ -221,4 +222,18 @@ def report(comparison: Comparison, *, alternatives: bool) -> str:
                     f"best {style.value}: {describe(choice.schedule)}",
                     table(plan_rows(problem, choice), HEADINGS),
                 ]
+    return "\n".join(lines)
+
+
+def given_report(problem: Problem, given: Choice, best: Choice, where: str) -> str:
+    """A plan that was given, from `where`, beside the best one, as text."""
+    lines = [
+        f"plan of {where}: {describe(given.schedule)}",
+        table(plan_rows(problem, given), HEADINGS),
+        f"iteration  {spoken(given.seconds)} predicted (+-{uncertainty(problem, given):.0%}); the best plan takes "
+        f"{spoken(best.seconds)} ({best.seconds / given.seconds - 1:+.0%}): {describe(best.schedule)}",
+        f"memory     {memory_line(problem, given)}",
+    ]
+    if not fits(problem, estimate(problem, given.schedule)):
+        lines += ["this does NOT fit:", *(f"  {line}" for line in plan_advice(problem, given.schedule))]
     return "\n".join(lines)

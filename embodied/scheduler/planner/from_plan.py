@@ -5,26 +5,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Hashable
 
-from embodied.errors import ConfigurationError
+import numpy as np
+
+from embodied.errors import ConfigurationError, suggest
 from embodied.scheduler.plan import Plan, StagePlan
+from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import Kind
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Placement, Schedule, Work
 from embodied.scheduler.planner.units import Unit, contiguous_partitions
 
-_DEVICE = re.compile(r"(?:node(?P<node>\d+)/)?(?P<kind>cpu|cuda)(?::\d+)?")
+_DEVICE = re.compile(r"(?:node(?P<node>\d+)/)?(?P<kind>cpu|cuda)(?::(?P<index>\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a stage is: its kind of resource, node group, how many devices, and which (accelerators), or the nodes
-    whose cores it uses and whether it works in a process that it shares."""
+    """Where a stage is: its kind of resource, node group, how many devices, and which (node and index), and whether it
+    works in a process that it shares."""
 
     kind: Kind
     group: str
     count: int
-    devices: frozenset[str]
+    devices: frozenset[tuple[int, int]]
     in_process: bool
 
 
@@ -32,22 +36,30 @@ def schedule_of(problem: Problem, plan: Plan) -> Schedule:
     """The schedule that `plan` amounts to for the stages of a profile.
 
     Stages with devices in common take turns, others run beside each other; a run of stages with a granularity is a
-    pipeline. Raises ConfigurationError for a plan of other stages, devices that the profile's cluster does not have, or
-    stages that share only some of their devices, of whose time nothing is known.
+    pipeline. Raises ConfigurationError for a plan of another flow or other stages, devices that the profile's cluster
+    does not have, and whatever the profile does not say the time of: more pieces or other slots than it allows, or
+    stages that share only some of their devices.
     """
+    if plan.flow != problem.profile.flow:
+        raise ConfigurationError(f"the plan is for flow {plan.flow!r}, the profile for flow {problem.profile.flow!r}")
+    for name in plan.stages:
+        if name not in problem.profile.stages:
+            known = suggest(name, problem.profile.stages, noun="stages")
+            raise ConfigurationError(f"the plan places a stage {name!r}, which the profile does not know. {known}")
     missing = [name for name in problem.profile.stages if name not in plan.stages]
     if missing:
         raise ConfigurationError(f"the plan does not place {', '.join(missing)}, which the profile knows")
     places = {name: _place(problem, name, plan.stages[name]) for name in problem.profile.stages}
+    _check_nodes(problem, places)
     parts = [
         (_pieces(problem, unit, plan), _work(problem, unit, plan, places), _devices(unit, places))
         for unit in problem.units
     ]
     schedule: Schedule | None = None
-    occupied: frozenset[str] = frozenset()
+    occupied: frozenset[Hashable] = frozenset()
     for pieces, run in itertools.groupby(parts, key=lambda part: part[0]):
         body: Schedule | None = None
-        inside: frozenset[str] = frozenset()
+        inside: frozenset[Hashable] = frozenset()
         for _, work, devices in run:
             body = work if body is None else _joined(body, work, inside & devices)
             inside |= devices
@@ -59,13 +71,13 @@ def schedule_of(problem: Problem, plan: Plan) -> Schedule:
     return schedule
 
 
-def _joined(first: Schedule, second: Schedule, common: frozenset[str]) -> Schedule:
+def _joined(first: Schedule, second: Schedule, common: frozenset[Hashable]) -> Schedule:
     return InTurn(first, second) if common else Beside(first, second)
 
 
 def _place(problem: Problem, stage: str, placed: StagePlan) -> _Place:
     cost = problem.profile.stages[stage]
-    kinds, groups = set(), set()
+    kinds, groups, devices = set(), set(), []
     names = list(problem.groups)
     first = [0, *itertools.accumulate(group.nodes for group in problem.groups.values())]
     for text in placed.devices:
@@ -78,11 +90,26 @@ def _place(problem: Problem, stage: str, placed: StagePlan) -> _Place:
             )
         kinds.add("cpu" if match["kind"] == "cpu" else "accelerator")
         groups.add(next(name for name, start, end in zip(names, first, first[1:], strict=False) if start <= node < end))
+        devices.append((node, int(match["index"] or 0)))
     if len(kinds) > 1 or len(groups) > 1:
         raise ConfigurationError(f"the plan puts {stage} on several kinds of devices or groups of nodes; use one")
     (kind,), (group,) = kinds, groups
     if kind not in cost.on:
         raise ConfigurationError(f"the profile does not know what {stage} costs on a {kind}; it knows {list(cost.on)}")
+    if kind == "accelerator" and len(set(devices)) < len(devices):
+        twice = next(text for text, device in zip(placed.devices, devices, strict=True) if devices.count(device) > 1)
+        raise ConfigurationError(f"the plan puts several workers of {stage} on {twice}; what they cost is not known")
+    if placed.processes is not None and not cost.pooled:
+        raise ConfigurationError(
+            f"the plan gives {stage} processes={placed.processes}, but the profile knows it as a stage without "
+            "processes of its own; use null"
+        )
+    switch = costs.switch_seconds(cost.on[kind], np.array([cost.on[kind].devices_per_replica]), cost.items)
+    if not placed.resident and switch is None:
+        raise ConfigurationError(
+            f"the plan lets {stage} leave its devices between turns (resident: false), but the profile has no state, "
+            "or no `switch`, of it"
+        )
     count = len(placed.devices)
     if kind == "cpu" and cost.pooled:
         count *= max(1, placed.processes or 0)
@@ -92,17 +119,42 @@ def _place(problem: Problem, stage: str, placed: StagePlan) -> _Place:
         raise ConfigurationError(
             f"the plan gives {stage} {count} devices of group {group}, which has {problem.groups[group].units(kind)}"
         )
-    most = cost.on[kind].max_replicas
-    if most is not None and count // cost.on[kind].devices_per_replica > most:
+    each, most = cost.on[kind].devices_per_replica, cost.on[kind].max_replicas
+    if count % each:
+        raise ConfigurationError(
+            f"the plan gives {stage} {count} devices; one replica of it takes {each}. Nearest valid numbers: "
+            + ", ".join(str(n * each) for n in (count // each, count // each + 1) if n)
+        )
+    if most is not None and count // each > most:
         raise ConfigurationError(
             f"the plan gives {stage} {len(placed.devices)} workers; the profile knows what it costs with {most} at most"
         )
-    return _Place(kind, group, count, frozenset(placed.devices), cost.pooled and placed.processes == 0)
+    if count // each > cost.items:
+        raise ConfigurationError(f"the plan gives {stage} {count // each} replicas for {cost.items} items")
+    return _Place(kind, group, count, frozenset(devices), cost.pooled and placed.processes == 0)
 
 
-def _devices(unit: Unit, places: dict[str, _Place]) -> frozenset[str]:
+def _check_nodes(problem: Problem, places: dict[str, _Place]) -> None:
+    """Raise ConfigurationError where a plan uses more different accelerators of a node than it has."""
+    for name, group in problem.groups.items():
+        used = {
+            device
+            for place in places.values()
+            if (place.kind, place.group) == ("accelerator", name)
+            for device in place.devices
+        }
+        for node in sorted({node for node, _ in used}):
+            here = sorted(index for at, index in used if at == node)
+            if len(here) > group.accelerators_per_node:
+                raise ConfigurationError(
+                    f"the plan uses cuda:{', cuda:'.join(map(str, here))} of node {node}; the profile's cluster has "
+                    f"{group.accelerators_per_node} accelerators a node"
+                )
+
+
+def _devices(unit: Unit, places: dict[str, _Place]) -> frozenset[Hashable]:
     """What a unit occupies; cores of a node are taken to be the same ones, whoever uses them in turn."""
-    found = set()
+    found: set[Hashable] = set()
     for stage in unit.stages:
         place = places[stage]
         found |= {"cores of " + place.group} if place.kind == "cpu" else place.devices
@@ -110,8 +162,21 @@ def _devices(unit: Unit, places: dict[str, _Place]) -> frozenset[str]:
 
 
 def _pieces(problem: Problem, unit: Unit, plan: Plan) -> int:
-    granularity = plan.stages[unit.stages[0]].granularity
-    return 1 if granularity is None else -(-problem.profile.stages[unit.stages[0]].items // granularity)
+    items = {stage: problem.profile.stages[stage].items for stage in unit.stages}
+    counts = {stage: -(-items[stage] // (plan.stages[stage].granularity or items[stage])) for stage in unit.stages}
+    if len(set(counts.values())) > 1:
+        raise ConfigurationError(f"the stages {unit.name} ask and answer in turn; the plan hands on {counts} pieces")
+    pieces = counts[unit.stages[0]]
+    for stage in unit.stages:
+        most = problem.profile.stages[stage].max_pieces
+        if pieces > most:
+            least = -(-items[stage] // most)
+            raise ConfigurationError(
+                f"the plan's granularity of {stage}, {plan.stages[stage].granularity}, cuts its {items[stage]} items "
+                f"into {pieces} pieces; the profile allows {most}: use "
+                + (f"at least {least}" if most > 1 else "null, for it needs all items together")
+            )
+    return pieces
 
 
 def _work(problem: Problem, unit: Unit, plan: Plan, places: dict[str, _Place]) -> Work:
@@ -123,6 +188,10 @@ def _work(problem: Problem, unit: Unit, plan: Plan, places: dict[str, _Place]) -
     slots = {plan.stages[stage].slots for stage in unit.stages}
     if len(slots) > 1:
         raise ConfigurationError(f"the stages {unit.name} ask and answer in turn; they have slots {sorted(slots)}")
+    if unit.cycle.slot_counts and not slots <= set(unit.cycle.slot_counts):
+        raise ConfigurationError(
+            f"the plan gives {unit.name} {slots.pop()} slots; the profile allows {list(unit.cycle.slot_counts)}"
+        )
     wanted = [{b for b in unit.stages if b == a or _share(problem, unit, places, a, b)} for a in unit.stages]
     for blocks in contiguous_partitions(unit.stages):
         if all(
@@ -142,7 +211,8 @@ def _share(problem: Problem, unit: Unit, places: dict[str, _Place], a: str, b: s
     if first.kind == "accelerator":
         common = first.devices & second.devices
         if common and common not in (first.devices, second.devices):
-            raise ConfigurationError(f"the plan lets {a} and {b} share only some of their devices: {sorted(common)}")
+            some = ", ".join(f"node{node}/cuda:{index}" for node, index in sorted(common))
+            raise ConfigurationError(f"the plan lets {a} and {b} share only some of their devices: {some}")
         return bool(common)
     inside = sum(places[s].count for s in unit.stages if places[s].kind == "cpu" and places[s].group == first.group)
     # more than there are cores: they cannot all work at once

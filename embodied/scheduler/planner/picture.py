@@ -28,6 +28,7 @@ def draw(executions: dict[str, Execution], path: Path) -> None:
     for axis, (title, execution) in zip(axes, executions.items(), strict=True):
         _draw_one(axis, execution, colours)
         axis.set_title(f"{title}: {execution.seconds:.1f} s", loc="left", fontsize=10)
+    axes[-1].set_xlim(0, 1.01 * max(e.seconds for e in executions.values()))
     axes[-1].set_xlabel("seconds")
     legend = [Patch(color=colours[stage], label=stage) for stage in stages]
     legend += [Patch(facecolor="none", edgecolor="grey", hatch="////", label="loads, unloads, held up")]
@@ -51,7 +52,6 @@ def _draw_one(axis, execution: Execution, colours: dict[str, str]) -> None:
         labels.append(f"{capacity} {'cores' if kind == 'cpu' else 'accelerators'}\nof {group}")
     axis.set_yticks([i + 0.46 for i in range(len(labels))], labels, fontsize=8)
     axis.set_ylim(len(labels), 0)
-    axis.set_xlim(left=0)
 
 
 def joined(spans: list[Span], seconds: float) -> list[Span]:

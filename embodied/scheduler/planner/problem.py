@@ -4,6 +4,7 @@ ways it can be placed, as arrays.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -13,16 +14,17 @@ import numpy as np
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.advice import check_host_memory, memory_advice
-from embodied.scheduler.planner.profile import CycleProfile, EdgeProfile, FlowProfile, Kind
+from embodied.scheduler.planner.profile import Cluster, CycleProfile, EdgeProfile, FlowProfile, Kind
 from embodied.scheduler.planner.units import Options, Unit, bits, contiguous_partitions
 
 PIECES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Problem:
-    """A flow profile on a cluster (the profile's own unless another is given), checked for what can never work."""
+    """A flow profile on its cluster."""
 
-    def __init__(self, profile: FlowProfile, pieces: tuple[int, ...] = PIECES) -> None:
+    def __init__(self, profile: FlowProfile, pieces: tuple[int, ...] = PIECES, *, checked: bool = True) -> None:
+        """checked: raise ConfigurationError for what can never work."""
         self.profile = profile
         self.groups = profile.cluster.groups
         self.columns: list[tuple[str, Kind]] = [
@@ -41,8 +43,9 @@ class Problem:
         self.before = [sum(1 << a for a, b in self.edges if b == u) for u in range(len(self.units))]
         most = max(self.max_pieces(u) for u in range(len(self.units)))
         self.pieces = tuple(p for p in sorted(pieces) if p <= most)
-        self._check_places()
-        check_host_memory(self)
+        if checked:
+            self._check_places()
+            check_host_memory(self)
 
     def allowed(self, stage: str, kind: Kind, group: str) -> bool:
         """Whether a stage may run on this kind of resource of this group."""
@@ -342,6 +345,11 @@ class Problem:
 
     # -- what can never work
 
+    def _suffices(self, unit: int, cluster: Cluster) -> bool:
+        """Whether a unit fits on another cluster."""
+        other = Problem(dataclasses.replace(self.profile, cluster=cluster), self.pieces, checked=False)
+        return any(other.options(unit, pieces) is not None for pieces in other.pieces)
+
     def _check_places(self) -> None:
         for unit_index, unit in enumerate(self.units):
             for stage in unit.stages:
@@ -359,4 +367,4 @@ class Problem:
                         "Use a smaller devices_per_replica or a larger cluster"
                     )
             if self.options(unit_index, 1) is None and not any(self.options(unit_index, p) for p in self.pieces):
-                raise ConfigurationError(memory_advice(self, unit))
+                raise ConfigurationError(memory_advice(self, unit, functools.partial(self._suffices, unit_index)))

@@ -96,7 +96,7 @@ def describe(schedule: Schedule) -> str:
         how = "shared" if len(schedule.blocks) == 1 else "apart"
         return f"<{text}; {how}, {schedule.slots} slot{'s' if schedule.slots > 1 else ''}>"
     if isinstance(schedule, Pipeline):
-        return f"({describe(schedule.body)})/{schedule.pieces}"
+        return f"({describe(schedule.body)})" + (f"/{schedule.pieces}" if schedule.pieces > 1 else "")
     sign, same = (" > ", InTurn) if isinstance(schedule, InTurn) else (" | ", Beside)
 
     def inner(part: Schedule) -> str:

@@ -20,6 +20,7 @@ from embodied.scheduler.planner import costs
 from embodied.scheduler.planner.advice import combination_advice
 from embodied.scheduler.planner.leaves import Effort, Leaves, Style, leaves_of
 from embodied.scheduler.planner.problem import Problem
+from embodied.scheduler.planner.profile import Cluster
 from embodied.scheduler.planner.pruning import Deadlines, prune
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule
 from embodied.scheduler.planner.table import MANY, Table, stack, unbeaten, whole
@@ -42,29 +43,42 @@ def search(problem: Problem, style: Style = Style.ANY, known: float = math.inf) 
     known: seconds of a schedule that the caller has; only better ones are wanted, and the list may be empty.
     Raises ConfigurationError when nothing of this style fits the cluster's devices and memory.
     """
-    leaves, deadlines, finest = leaves_of(problem, style), None, problem.pieces[-1]
     if math.isfinite(known):
-        return _Search(problem, style, *prune(problem, leaves, known * (1 + TOLERANCE)), finest).run()
-    # few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most
-    # of its rows early. Only the last one has all rows
+        leaves, deadlines = prune(problem, leaves_of(problem, style), known * (1 + TOLERANCE))
+        return _Search(problem, style, leaves, deadlines, problem.pieces[-1]).run()
+    found = _in_steps(problem, style)
+    if not found:
+        raise ConfigurationError(_nothing_fits(problem, style))
+    return found
+
+
+def _in_steps(problem: Problem, style: Style) -> list[Candidate]:
+    """Few device counts and pieces first, then more: the best schedule so far bounds the next search, which drops most
+    of its rows early. Only the last one has all rows."""
+    leaves, deadlines = leaves_of(problem, style), None
     found: list[Candidate] = []
     for effort in Effort:
-        most = 1 if effort is Effort.GLANCE else finest
+        most = 1 if effort is Effort.GLANCE else problem.pieces[-1]
         better = _Search(problem, style, leaves.sparse(problem, effort), deadlines, most).run()
         if better and (not found or better[0].seconds < found[0].seconds) and effort is not Effort.ALL:
             leaves, deadlines = prune(problem, leaves, better[0].seconds * (1 + TOLERANCE))
         found = better or found
-    if not found:
-        raise ConfigurationError(_nothing_fits(problem, style))
     return found
 
 
 def _nothing_fits(problem: Problem, style: Style) -> str:
     kinds = ", ".join(f"{int(n)} {k}s of {g}" for (g, k), n in zip(problem.columns, problem.capacity, strict=True))
     named = "" if style is Style.ANY else f" {style.value}"
-    if not problem.memory_groups:
-        return f"no{named} plan exists for this flow that fits {kinds}"
-    return f"no{named} plan exists for this flow that fits {kinds}: {combination_advice(problem)}"
+    said = f"no{named} plan exists for this flow that fits {kinds}"
+    if not problem.memory_groups or style is not Style.ANY:
+        return said
+
+    def suffices(cluster: Cluster) -> bool:
+        """Whether a plan exists for another cluster."""
+        other = Problem(dataclasses.replace(problem.profile, cluster=cluster), problem.pieces, checked=False)
+        return bool(_in_steps(other, style))
+
+    return f"{said}:\n{combination_advice(problem, suffices)}"
 
 
 class _Search:

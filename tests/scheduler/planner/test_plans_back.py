@@ -1,6 +1,7 @@
 """Plans as schedules again: what the planner writes, and what a person edits, is predicted as it will run."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -8,7 +9,9 @@ from embodied.commands.plan import shipped_profiles
 from embodied.errors import ConfigurationError
 from embodied.scheduler.cluster import Node, place
 from embodied.scheduler.plan import Plan, StagePlan
-from embodied.scheduler.planner.choose import Choice, compare, to_plan
+from embodied.scheduler.planner import explain
+from embodied.scheduler.planner.bounds import estimate, fits
+from embodied.scheduler.planner.choose import Choice, choose, compare, to_plan
 from embodied.scheduler.planner.from_plan import schedule_of
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import (
@@ -22,6 +25,7 @@ from embodied.scheduler.planner.profile import (
     TimeModel,
     load_profile,
 )
+from embodied.scheduler.planner.schedule import Pipeline, Placement, Work
 from embodied.scheduler.planner.simulation import simulate
 
 
@@ -126,8 +130,87 @@ def test_numbers_of_slots_that_do_not_divide_the_items_are_not_considered():
             "2 workers; the profile knows what it costs with 1 at most",
         ),
         ({"env": StagePlan(devices=("cpu",), processes=7)}, "7 devices of group local, which has 2"),
+        (
+            {stage: StagePlan(devices=("cpu",), slots=3) for stage in ("env", "policy")},
+            r"3 slots; the profile allows \[1, 2, 4\]",
+        ),
+        ({"learner": StagePlan(devices=("cpu",), granularity=40)}, "needs all items together"),
     ],
 )
 def test_plans_that_cannot_be_predicted_are_refused_with_the_reason(changed, message):
     with pytest.raises(ConfigurationError, match=message):
         schedule_of(on_cores(2), plan(1, 0, **changed))
+
+
+def given(**stages: dict) -> Plan:
+    """The planner's own plan for ManiSkill on two nodes of eight, with some keys of some stages changed by hand."""
+    problem = two_nodes()
+    wanted = to_plan(problem, choose(problem), "")
+    changed = {name: dataclasses.replace(wanted.stages[name], **keys) for name, keys in stages.items()}
+    return dataclasses.replace(wanted, stages=wanted.stages | changed)
+
+
+def two_nodes() -> Problem:
+    profile = load_profile(shipped_profiles()["paper/maniskill_openvla"])
+    return Problem(dataclasses.replace(profile, cluster=profile.cluster.resized(16, None)))
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"env": {"devices": ("node0/cuda:0", "node0/cuda:0")}}, "several workers of env on node0/cuda:0"),
+        ({"env": {"devices": ("cuda:9",)}}, "cuda:9 of node 0; the profile's cluster has 8 accelerators a node"),
+        ({"policy": {"devices": ("node0/cuda:7", "node1/cuda:0")}}, "share only some of their devices: node0/cuda:7"),
+        ({"learner": {"granularity": 7}}, "2926 pieces; the profile allows 128: use at least 160"),
+        ({"env": {"granularity": 8}}, "the plan hands on"),
+        ({"env": {"granularity": 8}, "policy": {"granularity": 8}}, "use null, for it needs all items together"),
+        ({"env": {"processes": 3}}, "without processes of its own"),
+    ],
+)
+def test_edits_that_cannot_be_are_refused_with_what_can(stages, message):
+    with pytest.raises(ConfigurationError, match=message):
+        schedule_of(two_nodes(), given(**stages))
+
+
+def test_plans_of_other_flows_and_other_stages_are_refused():
+    with pytest.raises(ConfigurationError, match="is for flow 'reasoning', the profile for flow 'embodied'"):
+        schedule_of(two_nodes(), dataclasses.replace(given(), flow="reasoning"))
+    more = given().stages | {"learners": StagePlan(devices=("cuda:0",))}
+    with pytest.raises(
+        ConfigurationError, match=r"'learners', which the profile does not know. Did you mean 'learner'"
+    ):
+        schedule_of(two_nodes(), dataclasses.replace(given(), stages=more))
+
+
+def test_a_stage_without_state_cannot_leave_its_device_and_replicas_take_their_devices():
+    profile = load_profile(shipped_profiles()["paper/grpo_qwen3_30b_a3b"])
+    problem = Problem(dataclasses.replace(profile, cluster=profile.cluster.resized(32, None)))
+    wanted = to_plan(problem, choose(problem), "")
+    fewer = dataclasses.replace(wanted.stages["generate"], devices=wanted.stages["generate"].devices[:6])
+    with pytest.raises(ConfigurationError, match=r"6 devices; one replica of it takes 4. Nearest valid numbers: 4, 8"):
+        schedule_of(problem, dataclasses.replace(wanted, stages=wanted.stages | {"generate": fewer}))
+    away = plan(1, 0, learner=StagePlan(devices=("cpu",), resident=False))
+    with pytest.raises(ConfigurationError, match="no state"):
+        schedule_of(on_cores(2), away)
+
+
+def test_the_first_node_need_not_be_named():
+    devices = tuple(f"cuda:{i}" for i in range(8))
+    named = schedule_of(two_nodes(), given())
+    assert schedule_of(two_nodes(), given(env={"devices": devices})) == named
+
+
+def test_a_given_plan_that_does_not_fit_says_what_would(capsys):
+    problem = two_nodes()
+    found = {}
+    for name, edits in {"whole": {"learner": {"granularity": None}}, "kept": {"env": {"resident": True}}}.items():
+        schedule = schedule_of(problem, given(**edits))
+        choice = Choice(schedule, estimate(problem, schedule).latency, simulate(problem, schedule))
+        found[name] = explain.given_report(problem, choice, choose(problem), "plan.json")
+    assert "does NOT fit" in found["whole"]
+    most = int(re.search(r"granularity of at most (\d+)", found["whole"])[1])
+    assert "resident: false" in found["kept"]
+    for granularity, fit in ((most, True), (2 * most, False)):
+        # on 16 devices, whatever else is loaded there
+        work = Pipeline(-(-20480 // granularity), Work((Placement("learner", "accelerator", "h100", 16),)))
+        assert fits(problem, estimate(problem, work)) == fit

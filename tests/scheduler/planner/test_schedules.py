@@ -280,12 +280,66 @@ def test_stages_that_do_not_fit_together_are_told_what_each_needs_and_what_helps
     with pytest.raises(ConfigurationError) as refusal:
         choose(problem)
     for words in (
-        "a needs 44.0 GiB of the 64.0 GiB of an accelerator of g and keeps 40.0 GiB",
-        "b needs 32.0 GiB",
-        "let a unload",
-        "let b unload",
-        "more devices for b",
+        "a: at least 41.0 GiB of the 64.0 GiB of an accelerator of g, in 8 pieces; keeps 40.0 GiB",
+        "b: at least 32.0 GiB",
+        "2 accelerators (cluster.gpus=2)",
+        "letting a unload",
+        "letting b unload",
         "a smaller micro-batch of a",
         "LoRA",
     ):
         assert words in str(refusal.value)
+    assert choose(Problem(flow(stages, [("a", "b")], devices=2, memory=64 * gib))).seconds > 0  # as it says
+
+
+def test_a_stage_that_fits_nowhere_is_told_what_it_needs_and_what_would_fit():
+    gib = 2.0**30
+    room = MemoryModel(state_bytes=30 * gib, state="sharded", item_bytes=8 * gib, item_state_bytes=2 * gib)
+    stages = {"a": stage(pieces=1, time=TimeModel(per_item=1.0), memory=room)}
+    with pytest.raises(ConfigurationError) as refusal:
+        Problem(flow(stages, [], devices=1, memory=64 * gib))
+    text = str(refusal.value)
+    assert "a: 110.0 GiB a device on 1 accelerator of g (state 46.0 GiB, 8 items at once 64.0 GiB)" in text
+    assert "2 accelerators (cluster.gpus=2)" in text
+    assert "at most 2 items of a at once" in text
+    Problem(flow(stages, [], devices=2, memory=64 * gib))  # as it says
+    small = dataclasses.replace(room, live_items=2)
+    Problem(
+        flow({"a": stage(pieces=1, time=TimeModel(per_item=1.0), memory=small)}, [], devices=1, memory=64 * gib)
+    )  # and this
+
+
+def test_stages_of_a_cycle_that_fit_alone_but_not_together_are_told_so():
+    gib = 2.0**30
+    stages = {
+        "env": stage(time=TimeModel(per_item=1.0), pieces=1, memory=MemoryModel(state_bytes=40 * gib)),
+        "policy": stage(time=TimeModel(per_item=1.0), pieces=1, memory=MemoryModel(state_bytes=30 * gib)),
+    }
+    cycles = (CycleProfile(stages=("env", "policy"), rounds=2),)
+    wanted = r"together on the same accelerators of g, all of them loaded: 70.0 GiB\nwhat would fit: 2 accelerators"
+    with pytest.raises(ConfigurationError, match=wanted):
+        Problem(flow(stages, [("env", "policy"), ("policy", "env")], devices=1, memory=64 * gib, cycles=cycles))
+
+
+def test_schedules_near_the_best_are_simulated_too():
+    from embodied.commands.plan import shipped_profiles
+    from embodied.scheduler.planner.choose import NEAR, _near
+    from embodied.scheduler.planner.profile import load_profile
+
+    profile = load_profile(shipped_profiles()["paper/ppo_qwen2_5_14b"])
+    problem = Problem(dataclasses.replace(profile, cluster=profile.cluster.resized(16, None)))
+    near = _near(problem, Style.ANY)
+    assert near[0].seconds < near[-1].seconds <= NEAR * near[0].seconds
+    assert choose(problem).seconds == min(simulate(problem, c.schedule).seconds for c in near)
+
+
+def test_an_alternative_that_takes_longer_is_drawn_to_its_end(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from embodied.scheduler.planner import picture
+
+    shown = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: shown.append(figure.axes[0].get_xlim()))
+    short, long = (simulate(cycle_problem(rounds=n), choose(cycle_problem()).schedule) for n in (2, 20))
+    picture.draw({"predicted": short, "best split, predicted": long}, tmp_path / "plan.svg")
+    assert shown[0][1] >= long.seconds

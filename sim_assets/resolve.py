@@ -56,10 +56,10 @@ def require(name: str) -> tuple[Path, ...]:
 def how_to_get(asset: Asset) -> str:
     """What to do to have it here, in one sentence or two."""
     inside = f"with data/{asset.target} in it" if asset.root is Root.MANISKILL else "that holds its files"
-    return (
-        f"Get it with `embodied assets fetch {asset.name}` (from {asset.source.describe()}; licence: {asset.licence}), "
-        f"or set {asset.variable} to a folder {inside}."
-    )
+    way = f"`embodied assets fetch {asset.name}` (from {asset.source.describe()}; licence: {asset.licence})"
+    if isinstance(asset.source, Package):
+        way = f"`{asset.source.describe()}` (licence: {asset.licence})"
+    return f"Get it with {way}, or set {asset.variable} to a folder {inside}."
 
 
 def chosen_folder(asset: Asset) -> Path | None:

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from embodied.config import config
+from embodied.errors import ConfigurationError
 
 
 @config
@@ -112,6 +113,13 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
+    def sleep(self) -> None:
+        """Let go of weights, keys and values, until `update_weights`; for when nothing is under way.
+
+        Raises ConfigurationError when something is, or where the engine cannot let its memory go.
+        """
+
+    @abc.abstractmethod
     def abort(self, ids: Iterable[int] | None = None) -> None:
         """End these requests, or all: they finish as ABORTED with the tokens they have. Unknown ids are left alone."""
 
@@ -122,3 +130,29 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def resume(self) -> None:
         """Go on after `pause`."""
+
+
+def check_requests(requests: Iterable[Request], known: Iterable[int], *, capacity: int, decodes: bool) -> None:
+    """Raise ConfigurationError for a request that no engine can serve. known: ids under way. capacity: tokens of the
+    longest sequence. decodes: whether there is a tokenizer to look for stop texts with."""
+    taken = set(known)
+    for request in requests:
+        if request.id in taken:
+            raise ConfigurationError(f"two requests under way have the id {request.id}; ids must differ")
+        taken.add(request.id)
+        if not request.prompt:
+            raise ConfigurationError(f"request {request.id} has an empty prompt; give at least one token")
+        limit = request.sampling.max_new_tokens
+        if len(request.prompt) + limit > capacity:
+            raise ConfigurationError(
+                f"request {request.id} may need {len(request.prompt) + limit} tokens ({len(request.prompt)} of prompt, "
+                f"max_new_tokens {limit}), but the engine's capacity is {capacity}. Raise capacity, lower "
+                "max_new_tokens, or drop long prompts with problems.max_prompt_tokens."
+            )
+        if request.begun is not None and len(request.begun.tokens) >= limit:
+            raise ConfigurationError(
+                f"request {request.id} continues a response of {len(request.begun.tokens)} tokens, but may have "
+                f"max_new_tokens {limit}"
+            )
+        if request.sampling.stop and not decodes:
+            raise ConfigurationError("stop texts need the engine's tokenizer; it was made without one")

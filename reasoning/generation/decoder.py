@@ -1,7 +1,8 @@
 """The forward pass of a decoder for generation only: no gradients, fused matrices, keys and values in slots.
 
 Serves the decoders of transformers that are built like Llama: Llama (SmolLM2 and DeepSeek-R1-distilled models are of
-this type), Mistral, Qwen2 and Qwen3. Weights are taken by the names that transformers gives them.
+this type), Mistral, Qwen2, Qwen3 and Qwen3's mixtures of experts. Weights are taken by the names that transformers
+gives them.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import torch.nn.functional as F
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm, suggest
 from reasoning.generation.cache import Prefix, SlotCache
+from reasoning.generation.feedforward import Dense, Experts
 from reasoning.generation.linear import Linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """The numbers that the forward pass needs. heads, kv_heads: of queries, and of keys and values. size: of a head.
 
-    tied: the output matrix is the embedding. normed: queries and keys are normalised per head (Qwen3).
+    tied: the output matrix is the embedding. chosen: experts of a token in layers that have some; chosen_normed:
+    whether their weights add up to 1.
     """
 
     layers: int
@@ -35,11 +38,11 @@ class Shape:
     heads: int
     kv_heads: int
     size: int
-    inner: int
     vocabulary: int
     epsilon: float
     tied: bool
-    normed: bool
+    chosen: int
+    chosen_normed: bool
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -64,11 +67,11 @@ class Shape:
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            inner=config.intermediate_size,
             vocabulary=config.vocab_size,
             epsilon=config.rms_norm_eps,
             tied=bool(config.tie_word_embeddings),
-            normed=config.model_type == "qwen3",
+            chosen=getattr(config, "num_experts_per_tok", 0),
+            chosen_normed=getattr(config, "norm_topk_prob", False),
         )
 
 
@@ -78,8 +81,7 @@ class _Layer:
     qkv: Linear
     out: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Dense | Experts
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
 
@@ -124,7 +126,7 @@ class Decoder:
         self._embedding = take["model.embed_tokens.weight"].clone()
         self._norm = take["model.norm.weight"].clone()
         self._head = Linear(self._embedding if self.shape.tied else take["lm_head.weight"].clone())
-        self._layers = [_fuse(take, f"model.layers.{i}.") for i in range(self.shape.layers)]
+        self._layers = [_fuse(take, f"model.layers.{i}.", self.shape) for i in range(self.shape.layers)]
 
     def forget(self) -> None:
         """Let go of all weights until the next `load`."""
@@ -221,8 +223,7 @@ class Decoder:
 
     def _rest(self, layer: _Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = x + layer.out(attended)
-        gate, up = layer.gate_up(F.rms_norm(x, (self.shape.hidden,), layer.mlp_norm, self.shape.epsilon)).chunk(2, -1)
-        return x + layer.down(F.silu(gate) * up)
+        return x + layer.mlp(F.rms_norm(x, (self.shape.hidden,), layer.mlp_norm, self.shape.epsilon))
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return self._head(F.rms_norm(x, (self.shape.hidden,), self._norm, self.shape.epsilon))
@@ -247,7 +248,7 @@ def _named_weights(model: PreTrainedModel, tied: bool) -> dict[str, torch.Tensor
     return {n: v for n, v in model.state_dict().items() if not (tied and n == "lm_head.weight")}
 
 
-def _fuse(weights: Mapping[str, torch.Tensor], at: str) -> _Layer:
+def _fuse(weights: Mapping[str, torch.Tensor], at: str, shape: Shape) -> _Layer:
     """One layer's matrices, those with the same input joined."""
 
     def join(*names: str) -> Linear:
@@ -258,14 +259,20 @@ def _fuse(weights: Mapping[str, torch.Tensor], at: str) -> _Layer:
     def own(name: str) -> torch.Tensor:
         return weights[f"{at}{name}.weight"].clone()
 
-    normed = f"{at}self_attn.q_norm.weight" in weights
+    def feedforward() -> Dense | Experts:
+        stacked = f"{at}mlp.experts."
+        if f"{stacked}gate_up_proj" not in weights:
+            return Dense(join("mlp.gate_proj", "mlp.up_proj"), join("mlp.down_proj"))
+        gate_up, down = (weights[f"{stacked}{name}"].clone() for name in ("gate_up_proj", "down_proj"))
+        return Experts(own("mlp.gate"), gate_up, down, chosen=shape.chosen, normed=shape.chosen_normed)
+
+    normed = f"{at}self_attn.q_norm.weight" in weights  # queries and keys per head, as Qwen3 has it
     return _Layer(
         attention_norm=own("input_layernorm"),
         qkv=join("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         out=join("self_attn.o_proj"),
         mlp_norm=own("post_attention_layernorm"),
-        gate_up=join("mlp.gate_proj", "mlp.up_proj"),
-        down=join("mlp.down_proj"),
+        mlp=feedforward(),
         query_norm=own("self_attn.q_norm") if normed else None,
         key_norm=own("self_attn.k_norm") if normed else None,
     )

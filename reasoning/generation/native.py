@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm
-from reasoning.generation.api import Engine, Finish, Request, Response
+from reasoning.generation.api import Engine, Finish, Request, Response, check_requests
 from reasoning.generation.cache import Prefix
 from reasoning.generation.decoder import Decoder
 from reasoning.generation.sampling import RowSampling, TokenNoise, draw
@@ -102,7 +102,8 @@ class NativeEngine(Engine):
 
     async def generate(self, requests: Iterable[Request]) -> AsyncIterator[Response]:
         requests = list(requests)
-        self._check(requests)
+        known = [row.request.id for row in [*self._rows, *self._waiting]]
+        check_requests(requests, known, capacity=self._cache.capacity, decodes=self._tokenizer is not None)
         finished: collections.deque[Response] = collections.deque()
         prompts: dict[tuple[int, ...], _Prompt] = {}
         for request in requests:
@@ -133,10 +134,6 @@ class NativeEngine(Engine):
         self._rows.clear()
 
     def sleep(self) -> None:
-        """Let go of weights, keys and values, until `update_weights`; for when nothing is under way.
-
-        Raises ConfigurationError when something is.
-        """
         if self._rows or self._waiting:
             raise ConfigurationError(f"{len(self._rows) + len(self._waiting)} requests are under way; abort them first")
         self._decoder.forget()
@@ -175,30 +172,6 @@ class NativeEngine(Engine):
             if self._rows:
                 self._step()
         await asyncio.sleep(0)
-
-    def _check(self, requests: list[Request]) -> None:
-        """Refuse what cannot be served, before any of it is queued."""
-        known = {row.request.id for row in [*self._rows, *self._waiting]}
-        for request in requests:
-            if request.id in known:
-                raise ConfigurationError(f"two requests under way have the id {request.id}; ids must differ")
-            known.add(request.id)
-            if not request.prompt:
-                raise ConfigurationError(f"request {request.id} has an empty prompt; give at least one token")
-            needed = len(request.prompt) + request.sampling.max_new_tokens
-            if needed > self._cache.capacity:
-                raise ConfigurationError(
-                    f"request {request.id} may need {needed} tokens ({len(request.prompt)} of prompt, max_new_tokens "
-                    f"{request.sampling.max_new_tokens}), but the engine's capacity is {self._cache.capacity}. "
-                    "Raise capacity, lower max_new_tokens, or drop long prompts with problems.max_prompt_tokens."
-                )
-            if request.begun is not None and len(request.begun.tokens) >= request.sampling.max_new_tokens:
-                raise ConfigurationError(
-                    f"request {request.id} continues a response of {len(request.begun.tokens)} tokens, but may have "
-                    f"max_new_tokens {request.sampling.max_new_tokens}"
-                )
-            if request.sampling.stop and self._tokenizer is None:
-                raise ConfigurationError("stop texts need the engine's tokenizer; it was made without one")
 
     def _admit(self) -> None:
         """Give free slots to waiting requests: each prompt is worked out once, however many share it."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from embodied.errors import AssetError, suggest
 from reasoning.models.cpu_linear import use_onednn
+from reasoning.models.packaged import PACKAGED, packaged
 from reasoning.models.tiny import TINY, tiny_model, tiny_tokenizer
 from sim_assets.trained import CHECKPOINTS
 
@@ -42,26 +41,11 @@ def load_model(source: str, *, dtype: torch.dtype, device: str) -> PreTrainedMod
     return model
 
 
-def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write `weights`, by the names of the model's state, so that `load_model(folder)` finds them.
-
-    transformers' own `save_pretrained` writes nothing where the process is not rank 0 of the default process group, and
-    rank 0 of the learner need not be that.
-    """
-    kept = {name: tensor for name, tensor in weights.items() if name not in model.all_tied_weights_keys}
-    # gathered tensors can be views of one buffer, which the writer takes for tied weights
-    kept = {n: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for n, t in kept.items()}
-    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # sharding gives the class another name
-    model.config.dtype = next(iter(kept.values())).dtype
-    model.config.save_pretrained(folder)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
-    save_torch_state_dict(kept, folder)
-
-
 def _load(kind: Any, source: str, **options: Any) -> Any:
     if source.startswith(BUNDLED):
         source = str(_bundled(source.removeprefix(BUNDLED)))
+    elif source.startswith(PACKAGED):
+        source = str(packaged(source.removeprefix(PACKAGED)))
     try:
         return kind.from_pretrained(source, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:

@@ -48,7 +48,7 @@ def reasoning_flow(
         "generate",
         GenerateWorker,
         GenerateWorkerOptions(
-            model, dtype, rollout.slots, rollout.sampling, evaluation.sampling, algorithm.max_staleness
+            model, rollout.engine, dtype, rollout.slots, rollout.sampling, evaluation.sampling, algorithm.max_staleness
         ),
         scales_with="responses",
         needs=ACCELERATOR,

@@ -18,7 +18,7 @@ from embodied.scheduler import Input, Output, Worker, WorkerContext
 from embodied.scheduler.routing import balanced_range
 from embodied.scheduler.trace import LOAD
 from reasoning.generation.api import Finish, Request, Response, Sampling
-from reasoning.generation.native import NativeEngine
+from reasoning.generation.engines import EngineConfig, open_engine
 from reasoning.models.loading import end_tokens, open_model, open_tokenizer
 from reasoning.training.messages import Answered, Group, Question, Round
 
@@ -27,11 +27,12 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class GenerateWorkerOptions:
-    """model: to begin with. dtype: of weights and cache. slots: responses generated at once by one worker.
-    training, evaluation: how tokens are drawn. max_staleness: updates that a token may lie behind when it is learnt
-    from."""
+    """model: to begin with. engine: what generates. dtype: of weights and cache. slots: responses generated at once by
+    one worker. training, evaluation: how tokens are drawn. max_staleness: updates that a token may lie behind when it
+    is learnt from."""
 
     model: str
+    engine: EngineConfig
     dtype: Literal["float32", "bfloat16"]
     slots: int
     training: Sampling
@@ -73,7 +74,8 @@ class GenerateWorker(Worker):
             tokenizer = open_tokenizer(options.model)
             model = open_model(options.model, seed=seed, dtype=torch.float32, device="cpu")
             longest = max(options.training.max_new_tokens, options.evaluation.max_new_tokens)
-            self.engine = NativeEngine(
+            self.engine = open_engine(
+                options.engine,
                 model,
                 eos=end_tokens(model, tokenizer),
                 tokenizer=tokenizer,

@@ -18,7 +18,8 @@ from embodied.random import derive_seed
 from embodied.scheduler import Input, WorkerContext
 from reasoning.generation.api import Sampling
 from reasoning.models.actor import Actor
-from reasoning.models.loading import open_model, open_tokenizer, save_model
+from reasoning.models.loading import open_model, open_tokenizer
+from reasoning.models.saving import save_model
 from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, Samples, make_samples, trim
 from reasoning.training.messages import Group
 from reasoning.training.pieces import LayoutConfig, divide

@@ -14,6 +14,7 @@ from embodied.learner.learner import LearnerConfig
 from embodied.runs.options import CheckpointConfig, LoggerConfig, RunConfig
 from embodied.scheduler.options import ClusterConfig, resolve_device
 from reasoning.generation.api import Sampling
+from reasoning.generation.engines import EngineConfig
 from reasoning.problems.config import ProblemsConfig
 from reasoning.prompts import PromptConfig
 from reasoning.rewards.reward import RewardConfig
@@ -36,13 +37,15 @@ class ModelConfig:
 @config
 class RolloutConfig:
     """prompts: problems of one iteration, each answered algorithm.group_size times. sampling: how tokens are drawn.
-    slots: responses that one worker generates at once. dtype: of generation; auto is float32 on the CPU, bfloat16 on
-    GPUs. extra_prompts: so many more are asked, and what is not finished once `prompts` are goes on in the next
-    iteration; needs algorithm.max_staleness. max_waves: how often dynamic sampling asks again before it makes do."""
+    slots: responses that one worker generates at once. engine: what generates. dtype: of generation; auto is float32
+    on the CPU, bfloat16 on GPUs. extra_prompts: so many more are asked, and what is not finished once `prompts` are
+    goes on in the next iteration; needs algorithm.max_staleness. max_waves: how often dynamic sampling asks again
+    before it makes do."""
 
     prompts: int = 32
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     slots: int = 64
+    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     extra_prompts: int = 0
     max_waves: int = 4

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from reasoning.models.loading import load_model, open_model, open_tokenizer, save_model
+from reasoning.models.loading import load_model, open_model, open_tokenizer
+from reasoning.models.saving import save_model
 from reasoning.models.tiny import TINY
 
 

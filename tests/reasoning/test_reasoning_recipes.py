@@ -11,6 +11,7 @@ import pytest
 import configs
 from embodied.config.compose import compose_recipe, recipe_names
 from embodied.scheduler.planner.profile import load_profile
+from reasoning.generation.engines import EngineConfig
 from reasoning.training import recipe as recipes
 from reasoning.training.algorithm import AlgorithmConfig
 from reasoning.training.critic_worker import CriticConfig
@@ -28,6 +29,7 @@ RECORDS = [
     LayoutConfig,
     recipes.ModelConfig,
     recipes.RolloutConfig,
+    EngineConfig,
     recipes.EvaluationConfig,
     recipes.GoalConfig,
 ]

@@ -1,0 +1,30 @@
+"""Writing a model in transformers' layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from huggingface_hub import save_torch_state_dict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write `weights`, by the names of the model's state, so that `load_model(folder)` finds them.
+
+    transformers' own `save_pretrained` writes nothing where the process is not rank 0 of the default process group, and
+    rank 0 of the learner need not be that.
+    """
+    kept = {name: tensor for name, tensor in weights.items() if name not in model.all_tied_weights_keys}
+    # gathered tensors can be views of one buffer, which the writer takes for tied weights
+    kept = {n: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for n, t in kept.items()}
+    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # sharding gives the class another name
+    model.config.dtype = next(iter(kept.values())).dtype
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    save_torch_state_dict(kept, folder)

@@ -175,6 +175,8 @@ class StageCost:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "devices_per_replica", "max_replicas")
+        if self.groups == ():
+            raise ValueError("groups is empty: the stage could run nowhere; leave it out for all groups")
 
 
 @config
@@ -238,9 +240,9 @@ class CycleProfile:
 
     rounds: turns of one epoch. epochs: of one iteration; as many pieces can be handed on without dividing the items.
     max_slots: most sub-batches served in turn; slot_counts: only these numbers of them (those that divide the items).
-    unloads: which stages can be unloaded when the cycle has ended: all, or
-    only those that share their device with no other stage of the cycle. lengths: rounds that items stay alive as
-    fractions of `rounds`, increasing to 1, evenly spaced over the items; empty when all live to the end.
+    unloads: which stages can be unloaded when the cycle has ended: all, or only those that share their device with no
+    other stage of the cycle. lengths: rounds that items stay alive as fractions of `rounds`, increasing to 1, evenly
+    spaced over the items; empty when all live to the end.
     """
 
     stages: tuple[str, ...]
@@ -289,6 +291,13 @@ class FlowProfile:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("stages is empty; a flow has at least one stage")
+        _at_least(self, 0, "amount", "start_seconds")
+        models = [cost.time for stage in self.stages.values() for cost in stage.on.values()]
+        if not any(m.fixed + m.per_item + m.per_item_squared + m.per_doubling for m in models):
+            raise ValueError("no stage takes any time; there is nothing to plan")
+        for edge in self.edges:
+            if edge.source == edge.target:
+                raise ValueError(f"edge {edge.source} -> {edge.target} joins a stage with itself; leave it out")
         named = [(f"edge {e.source} -> {e.target}", n) for e in self.edges for n in (e.source, e.target)]
         named += [(f"weights {e.source} -> {e.target}", n) for e in self.weights for n in (e.source, e.target)]
         named += [(f"cycle {'+'.join(c.stages)}", n) for c in self.cycles for n in c.stages]

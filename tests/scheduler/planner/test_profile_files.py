@@ -31,6 +31,12 @@ def test_a_shipped_profile_written_out_reads_as_the_same_profile(name, tmp_path)
     assert profile.assumptions
 
 
+def without_times(values):
+    for stage in values["stages"].values():
+        for cost in stage["on"].values():
+            cost["time"] = {}
+
+
 def broken(change) -> str:
     values = json.loads(shipped_profiles()["paper/maniskill_openvla"].read_text())
     change(values)
@@ -47,6 +53,10 @@ def broken(change) -> str:
         (lambda v: v["cycles"][0].update(stages=["env"]), "joins at least two stages"),
         (lambda v: v["stages"]["env"]["on"]["accelerator"].update(groups=["a100"]), "Valid groups: h100"),
         (lambda v: v["stages"]["learner"].update(arrivals=[0.5, 0.2, 1.0]), "arrivals must rise"),
+        (lambda v: v["edges"].append({"source": "env", "target": "env"}), "joins a stage with itself"),
+        (lambda v: v["stages"]["env"]["on"]["accelerator"].update(groups=[]), "could run nowhere"),
+        (lambda v: v.update(amount=-1), "amount is -1"),
+        (without_times, "no stage takes any time"),
         (lambda v: v.pop("cluster"), "'cluster' is missing"),
     ],
 )
@@ -73,7 +83,8 @@ def test_memory_that_fits_nowhere_says_what_there_is_and_what_would_fit():
     def change(values):
         values["stages"]["learner"]["on"]["accelerator"]["memory"].update(item_bytes=30 * 2**30, live_items=4)
 
-    with pytest.raises(ConfigurationError, match=r"4 items 120\.0 GiB.*there is 70\.8 GiB.*at most 2 items alive"):
+    wanted = r"(?s)70\.8 GiB on each of h100.*4 items at once 120\.0 GiB.*at most 2 items of learner at once"
+    with pytest.raises(ConfigurationError, match=wanted):
         Problem(parse_profile(broken(change), "changed.json"))
 
 

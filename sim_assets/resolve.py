@@ -54,9 +54,11 @@ def require(name: str) -> tuple[Path, ...]:
 
 
 def how_to_get(asset: Asset) -> str:
-    """What to do to have it here, in one sentence or two."""
+    """What to do to have it here, in one sentence: command, source, size, licence, folder, environment variable."""
     inside = f"with data/{asset.target} in it" if asset.root is Root.MANISKILL else "that holds its files"
-    way = f"`embodied assets fetch {asset.name}` (from {asset.source.describe()}; licence: {asset.licence})"
+    size = f"{asset.size / 1e6:.0f} MB" if asset.size else "size not stated"
+    way = f"`embodied assets fetch {asset.name}` (from {asset.source.describe()}; {size}; licence: {asset.licence}), "
+    way += f"which puts it into {asset.folder}"
     if isinstance(asset.source, Package):
         way = f"`{asset.source.describe()}` (licence: {asset.licence})"
     return f"Get it with {way}, or set {asset.variable} to a folder {inside}."

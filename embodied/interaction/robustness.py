@@ -23,9 +23,12 @@ from embodied.runs.metrics import wilson_interval
 from envs.api import EnvConfig
 from envs.libero.magnitudes import KINDS, MAX_SEVERITY
 from envs.maniskill.put_on_plate.things import SPLITS
+from envs.maniskill.splits import RL4VLA as RL4VLA_SPLITS
+from envs.maniskill.splits import splits_of
 
 ALL = "all"
 _USUAL_SPLIT = "in"
+_SPLITS = (*SPLITS, *RL4VLA_SPLITS[1:])  # of every task that has some
 
 
 @config
@@ -38,7 +41,7 @@ class RobustnessConfig:
     splits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, chosen, valid in (("perturb", self.perturb, KINDS), ("splits", self.splits, SPLITS)):
+        for name, chosen, valid in (("perturb", self.perturb, KINDS), ("splits", self.splits, _SPLITS)):
             for item in chosen:
                 if item not in valid:
                     raise ValueError(f"{name} has {item!r}. {suggest(item, (*valid, ALL), noun=name)}")
@@ -92,6 +95,12 @@ def conditions(env: EnvConfig, options: RobustnessConfig) -> tuple[Condition, li
             key = "perturb" if needed == "perturb" else "splits"
             raise ConfigurationError(f"eval.{key} is asked of {env.id}, which has no option env.{needed}; {who} it.")
     if options.splits:
+        has = splits_of(env.id.removeprefix("maniskill/"))
+        unknown = [split for split in options.splits if split not in has]
+        if unknown:
+            raise ConfigurationError(
+                f"eval.splits names {', '.join(unknown)}, which {env.id} has not; it has: {', '.join(has) or 'none'}."
+            )
         env = dataclasses.replace(env, split=_USUAL_SPLIT)
     others = [
         Condition(kind, severity, dataclasses.replace(env, perturb={**env.perturb, kind: severity}))

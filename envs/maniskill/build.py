@@ -28,13 +28,15 @@ from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.episodes import cuda_task
 from envs.maniskill.instructions import instruction
 from envs.maniskill.lowpoly import lowpoly_task
-from envs.maniskill.put_on_plate.task import PutOnPlate
+from envs.maniskill.put_on_plate import task as _put_on_plate  # noqa: F401 (registers the task)
 from envs.maniskill.quiet import without_graphics, without_noise, without_questions
+from envs.maniskill.rl4vla import task as rl4vla
+from envs.maniskill.rl4vla.variants import VARIANTS
 from envs.maniskill.scene import batched_task
+from envs.maniskill.splits import splits_of
 from envs.maniskill.stock import stock_task
 from envs.maniskill.variation import VARIATIONS, smooth_reward, spread_task
 from sim_assets import locate, needed_by
-from sim_assets.catalogue import RL4VLA_TASKS
 from sim_assets.resolve import how_to_get
 
 logger = logging.getLogger("envs.maniskill")
@@ -47,8 +49,8 @@ _process_device: str | None = None
 def registered_task(config: ManiSkillConfig) -> RegisteredTask:
     """The registry entry of the configured task. Raises ConfigurationError or AssetError before anything is built."""
     _import_plugins()
-    if config.id in RL4VLA_TASKS:
-        _refuse_rl4vla(config)
+    if config.task in VARIANTS:
+        _check_rl4vla(config)
     if config.task not in REGISTERED_ENVS:
         near = difflib.get_close_matches(config.task, REGISTERED_ENVS, n=1, cutoff=0.5)
         hint = f"Did you mean maniskill/{near[0]}? " if near else ""
@@ -72,31 +74,36 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
         raise ConfigurationError(
             f"Task {config.task} cannot be spread (env.spread); tasks that can: {', '.join(sorted(VARIATIONS))}."
         )
-    if config.split != "in" and not issubclass(task.cls, PutOnPlate):
-        raise ConfigurationError(f"Task {config.task} has no splits (env.split={config.split}); PutOnPlate-v1 has.")
+    splits = splits_of(config.task)
+    if config.split not in (splits or ("in",)):
+        raise ConfigurationError(
+            f"Task {config.task} has no split {config.split!r} (env.split). "
+            + (suggest(config.split, splits, noun="splits") if splits else "PutOnPlate-v1 has splits.")
+        )
     _check_assets(task)
     return task
 
 
-def _refuse_rl4vla(config: ManiSkillConfig) -> None:
+def _check_rl4vla(config: ManiSkillConfig) -> None:
     missing = [asset for asset in needed_by(config.id) if locate(asset) is None]
     if missing:
         raise AssetError(
-            f"{config.id} is RL4VLA's. " + " ".join(f"{asset.title}: {how_to_get(asset)}" for asset in missing)
+            f"{config.id} is RL4VLA's, and {len(missing)} of the assets it needs are not on this machine. "
+            + " ".join(f"{asset.title}: {how_to_get(asset)}" for asset in missing)
+            + " maniskill/PutOnPlate-v1 has the same kinds of variation and needs none."
         )
-    if config.task not in REGISTERED_ENVS:
-        raise ConfigurationError(
-            f"{config.id} is RL4VLA's. Its assets are here, but no installed package registers it with ManiSkill (such "
-            f"packages have an entry point of the group {ENTRY_POINT_GROUP!r}). maniskill/PutOnPlate-v1 has the same "
-            "kinds of variation (env.split)."
-        )
+    for value, key in ((config.robot, "robot"), (config.field_of_view, "field_of_view")):
+        if value is not None:
+            raise ConfigurationError(f"{config.id} has its own {key.replace('_', ' ')}; unset env.{key}={value}.")
 
 
 @functools.cache
 def _import_plugins() -> None:
-    """Import the modules of other packages that register tasks with ManiSkill."""
+    """Import the modules of other packages that register tasks with ManiSkill, then register those of RL4VLA's that
+    none of them has."""
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         entry.load()
+    rl4vla.register()
 
 
 def _check_assets(task: RegisteredTask) -> None:
@@ -142,7 +149,7 @@ def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu
     }
     if config.robot is not None:
         options["robot_uids"] = config.robot
-    if issubclass(task.cls, PutOnPlate):
+    if splits_of(config.task):
         options["split"] = config.split
     drawn = task.cls if config.spread == (1.0, 1.0) else spread_task(task.cls, config.task, config.spread)
     drawn = drawn if config.robot_visual == "stock" else lowpoly_task(drawn)
@@ -183,8 +190,11 @@ def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu
 def _camera_options(config: ManiSkillConfig) -> dict[str, Any]:
     """What differs from the task's own policy cameras."""
     options: dict[str, Any] = {}
-    if config.image_size is not None:
-        options |= {"width": config.image_size, "height": config.image_size}
+    if config.picture_size is not None:
+        height, width = config.picture_size
+        options |= {"width": width, "height": height}
+        if config.task in VARIANTS:
+            options["intrinsic"] = rl4vla.intrinsic(height, width)
     if config.field_of_view is not None:
         options["fov"] = math.radians(config.field_of_view)
     return options

@@ -6,7 +6,7 @@ from typing import Literal
 
 from embodied.config import config
 from envs.api import EnvConfig
-from envs.maniskill.put_on_plate.things import SplitName
+from envs.maniskill.splits import SplitName
 
 
 @config
@@ -18,9 +18,10 @@ class ManiSkillConfig(EnvConfig):
     control_mode: how actions move the robot; None takes the robot's default.
     reward: "dense" and "normalized_dense" are shaped by the task, "sparse" is 1 at success; "smooth" is a
         potential without gates from 0 to 1, and 1 more at success, for reward_form: relative (three tasks know it).
-    split: which variations of PutOnPlate-v1 occur: "in" for training, the others differ from it in one respect each.
+    split: which variations occur, for tasks that have some: "in" for training. PutOnPlate-v1's others differ from it in
+        one respect each; of RL4VLA's PutOnPlateInScene25*, "out" shows what is held out, and "both" either.
     robot: robot id, e.g. "panda"; None takes the task's default.
-    image_size: height and width of every policy camera; None keeps the task's own size.
+    image_size: height and width of every policy camera, one number for both or two; None keeps the task's own size.
     cameras: names of the policy cameras; None takes all that the task has.
     field_of_view: degrees that every policy camera sees from top to bottom; None keeps the task's own.
     spread: objects start so many times further from the middle of their area, along x and y, than the task puts them;
@@ -41,7 +42,7 @@ class ManiSkillConfig(EnvConfig):
     reward: Literal["dense", "normalized_dense", "sparse", "smooth"] = "normalized_dense"
     split: SplitName = "in"
     robot: str | None = None
-    image_size: int | None = None
+    image_size: int | tuple[int, int] | None = None
     cameras: tuple[str, ...] | None = None
     field_of_view: float | None = None
     spread: tuple[float, float] = (1.0, 1.0)
@@ -53,8 +54,8 @@ class ManiSkillConfig(EnvConfig):
     scene_seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and self.image_size < 8:
-            raise ValueError(f"image_size is {self.image_size}; it must be at least 8 pixels")
+        if self.picture_size is not None and not (8 <= min(self.picture_size) and max(self.picture_size) <= 2048):
+            raise ValueError(f"image_size is {self.image_size}; it must be between 8 and 2048 pixels")
         if self.field_of_view is not None and not 1 <= self.field_of_view < 180:
             raise ValueError(f"field_of_view is {self.field_of_view}; it must be from 1 to below 180 degrees")
         if min(self.spread) < 0 or max(self.spread) > 4:
@@ -72,6 +73,11 @@ class ManiSkillConfig(EnvConfig):
     def task(self) -> str:
         """The task id without its namespace, e.g. PickCube-v1."""
         return self.id.removeprefix("maniskill/")
+
+    @property
+    def picture_size(self) -> tuple[int, int] | None:
+        """Height and width of every policy camera, None where the task's own is kept."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @property
     def shows_images(self) -> bool:

@@ -50,5 +50,11 @@ class CudaManiSkill(BatchedManiSkill):
 
     def _capture(self, camera: Camera, rows: Sequence[int]) -> torch.Tensor:
         camera.capture()
-        pictures = camera.get_obs(rgb=True, depth=False, position=False, segmentation=False)["rgb"]
-        return pictures[torch.tensor(list(rows), device=self.device)]
+        outputs = camera.get_obs(
+            rgb=True, depth=False, position=False, segmentation=hasattr(self._env, "finish_picture")
+        )
+        pictures = outputs["rgb"][torch.tensor(list(rows), device=self.device)]
+        if "segmentation" not in outputs:
+            return pictures
+        name, seen = camera.config.uid, outputs["segmentation"][..., 0]
+        return torch.stack([self._env.finish_picture(name, row, pictures[k], seen[row]) for k, row in enumerate(rows)])

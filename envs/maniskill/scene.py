@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import sapien
 import sapien.physx as physx
 import torch
@@ -125,6 +126,16 @@ class _BatchedTask(SeededEpisodes):
         super()._before_simulation_step()
         if self._interpolates:
             self.scene.px.gpu_apply_articulation_target_position()
+
+    def _advance(self, env_idx: torch.Tensor, steps: int) -> None:
+        """Physics steps of the environments `env_idx` alone, for tasks in which things come to rest during a reset."""
+        physics, active = self.scene.px, self.scene.px.active
+        physics.active = np.isin(np.arange(self.num_envs), env_idx.numpy())
+        self.scene._gpu_apply_all()
+        for _ in range(steps):
+            self.scene.step()
+        physics.active = active
+        self.scene._gpu_fetch_all()
 
     def _forget(self, rows: list[int]) -> None:
         for row in rows:

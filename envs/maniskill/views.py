@@ -59,10 +59,13 @@ class Pictures:
 
     def of_policy_cameras(self, rows: Sequence[int]) -> torch.Tensor:
         """uint8 [R, V, H, W, 3]: what the policy's cameras see in the environments `rows`."""
-        sensors = [self._env.scene.sensors[name] for name in self._cameras]
+        taken = []
         with self._out_of_sight(rows):
             self._update(rows)
-            return torch.stack([self._take(sensor, rows) for sensor in sensors], dim=1)
+            for name in self._cameras:
+                pictures = self._take(self._env.scene.sensors[name], rows)
+                taken.append(self._finished(name, pictures, rows))
+        return torch.stack(taken, dim=1)
 
     def for_people(self, rows: Sequence[int]) -> torch.Tensor:
         """uint8 [R, H, W, 3] from the task's own camera for videos. Raises SimulatorError where there is none."""
@@ -81,13 +84,21 @@ class Pictures:
             self._env.scene.sub_scenes[row].update_render()
 
     def _take(self, camera: Any, rows: Sequence[int]) -> torch.Tensor:
-        shader = camera.config.shader_config
-        texture = next(name for name, outputs in shader.texture_names.items() if "rgb" in outputs)
         natives = [camera.camera._render_cameras[row] for row in rows]
         for native in natives:
             native.take_picture()
-        raw = common.to_tensor(np.stack([native.get_picture(texture) for native in natives]))
-        return shader.texture_transforms[texture](raw)["rgb"].contiguous()
+        return _output(camera, natives, "rgb").contiguous()
+
+    def _finished(self, name: str, pictures: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """What a task that has its own idea of a policy's picture (`finish_picture`) makes of those just taken."""
+        if not hasattr(self._env, "finish_picture"):
+            return pictures
+        camera = self._env.scene.sensors[name]
+        natives = [camera.camera._render_cameras[row] for row in rows]
+        segmentation = _output(camera, natives, "segmentation")[..., 0]
+        return torch.stack(
+            [self._env.finish_picture(name, row, pictures[k], segmentation[k]) for k, row in enumerate(rows)]
+        )
 
     @contextlib.contextmanager
     def _out_of_sight(self, rows: Sequence[int]) -> Iterator[None]:
@@ -99,6 +110,14 @@ class Pictures:
         finally:
             for body in bodies:
                 body.visibility = 1.0
+
+
+def _output(camera: Any, natives: Sequence[Any], output: str) -> torch.Tensor:
+    """[R, H, W, C]: one output, "rgb" or "segmentation", of pictures that `natives` have just taken."""
+    shader = camera.config.shader_config
+    texture = next(name for name, outputs in shader.texture_names.items() if output in outputs)
+    raw = common.to_tensor(np.stack([native.get_picture(texture) for native in natives]))
+    return shader.texture_transforms[texture](raw)[output]
 
 
 def _render_bodies(item: Actor | Articulation, row: int) -> Iterator[sapien.render.RenderBodyComponent]:

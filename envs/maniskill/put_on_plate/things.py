@@ -9,16 +9,6 @@ import dataclasses
 import math
 from typing import Literal
 
-SplitName = Literal[
-    "in",
-    "out_object",
-    "out_plate",
-    "out_layout",
-    "out_texture",
-    "out_instruction",
-    "out_distractor",
-    "out_robot_start",
-]
 SPLITS: tuple[str, ...] = (
     "in",
     "out_object",

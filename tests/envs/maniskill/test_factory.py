@@ -34,7 +34,9 @@ def test_unknown_names_are_refused_with_the_nearest_valid_one(options, words):
     ("options", "words"),
     [
         ({"image_size": 64}, "no effect with obs: state"),
-        ({"obs": "rgb", "image_size": 4}, "at least 8 pixels"),
+        ({"obs": "rgb", "image_size": 4}, "between 8 and 2048 pixels"),
+        ({"obs": "rgb", "image_size": [64, 4096]}, "between 8 and 2048 pixels"),
+        ({"obs": "rgb", "image_size": "large"}, "image_size"),
         ({"sim_backend": "cuda", "stepping": "single"}, "steps all environments together"),
         ({"obs": "rbg"}, "Did you mean 'rgb'"),
     ],

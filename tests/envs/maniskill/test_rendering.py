@@ -29,17 +29,17 @@ def drawn():
 
 @needs_vulkan
 def test_pictures_are_those_of_the_stock_environment():
-    config = ManiSkillConfig(id="maniskill/PickCube-v1", obs="rgb", image_size=64, rendering="on_demand")
+    config = ManiSkillConfig(id="maniskill/PickCube-v1", obs="rgb", image_size=(48, 64), rendering="on_demand")
     env = BatchedManiSkill(config, 2)
     start(env, [5, 6])
     options = {"obs_mode": "rgb", "render_backend": "cpu", "render_mode": "rgb_array"}
-    with stock("PickCube-v1", sensor_configs={"width": 64, "height": 64}, **options) as reference:
+    with stock("PickCube-v1", sensor_configs={"width": 64, "height": 48}, **options) as reference:
         observation, _ = reference.reset(seed=6)
         seen = observation["sensor_data"]["base_camera"]["rgb"][0]
         for_people = reference.render()[0]
         sensed = torch.cat([observation["agent"]["qpos"][0], observation["agent"]["qvel"][0]])
     ours = env.observe(torch.tensor([1]))
-    assert ours.images.shape == (1, 1, 64, 64, 3)
+    assert ours.images.shape == (1, 1, 48, 64, 3)
     assert ours.images.dtype == torch.uint8
     assert (ours.images[0, 0].int() - seen.int()).abs().float().mean() < 1
     assert seen.float().std() > 10

@@ -34,7 +34,7 @@ import torch
 from embodied.config.compose import compose_recipe
 from embodied.errors import EmbodiedError
 from embodied.interaction.cost_profile import build_profile
-from embodied.interaction.planning import chosen_plan, planned
+from embodied.interaction.placement import planned
 from embodied.interaction.profiling import measure
 from embodied.interaction.recipe import Recipe, parse_recipe
 from embodied.interaction.train import train
@@ -47,6 +47,7 @@ from embodied.scheduler.planner.from_plan import schedule_of
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.schedule import describe
 from embodied.scheduler.planner.simulation import simulate
+from embodied.training.planning import chosen_plan
 
 RESULTS = Path(__file__).parent / "results" / "planner_prediction.md"
 WARM_UP = 2
@@ -124,7 +125,7 @@ def compared(recipe_name: str, overrides: tuple[str, ...], case: str, iterations
     print(f"{case}: measuring its stages", flush=True)
     profile = build_profile(recipe, measure(recipe, lambda text: print(f"  {text}", flush=True)))
     problem = Problem(profile)
-    best = chosen_plan(recipe, compare(profile))
+    best = chosen_plan(compare(profile), recipe.cluster.device)
     plans = [plan_of(*numbers) for numbers in PLANS]
     plans = [best, *(plan for plan in plans if not same_placement(best, plan))]  # first: it must not be left out
     found = []

@@ -9,22 +9,19 @@ policy = embodied.load_policy(run.folder)
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from embodied.config import parse
 from embodied.config.compose import compose_recipe, find_recipe
-from embodied.interaction.before_and_after import film_before_and_after
 from embodied.interaction.evaluate import evaluate_policy, find_policy
-from embodied.interaction.recipe import EvaluationConfig, parse_recipe, resolve_device
-from embodied.interaction.train import train as train_recipe
+from embodied.interaction.recipe import EvaluationConfig, resolve_device
+from embodied.interaction.workload import parse_workload
 from embodied.report import build_report
-from embodied.runs.folder import create_run_folder
-from embodied.runs.metrics import read_metrics
+from embodied.training import loop
+from embodied.training.finished import FinishedRun
+from embodied.training.loop import new_folder
 from envs.registry import config_class
 from policies import registry
 
@@ -33,29 +30,8 @@ if TYPE_CHECKING:
     from policies.api import Policy
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    folder: its run folder. status: "reached" (its goal) or "limit". reason: in words. result: contents of result.json.
-    """
-
-    folder: Path
-    status: str
-    reason: str
-    result: dict[str, Any]
-
-    def metric(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Environment steps and values of one metric over the run, e.g. "eval/return"; docs/metrics.md lists them."""
-        records = read_metrics(self.folder / "metrics.jsonl")
-        found = [(r["env_steps"], r["metrics"][name]) for r in records if name in r["metrics"]]
-        steps, values = zip(*found, strict=True) if found else ((), ())
-        return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
-
-    @property
-    def checkpoint(self) -> Path:
-        """The last checkpoint."""
-        return Path(self.result["checkpoint"])
+class Run(FinishedRun):
+    """A finished run of a policy."""
 
     @property
     def videos(self) -> dict[str, Path]:
@@ -68,12 +44,10 @@ def train(recipe: str, overrides: Sequence[str] = ()) -> Run:
 
     Raises ConfigurationError before anything starts if the recipe cannot be, and EmbodiedError on failure.
     """
-    name = find_recipe(recipe).stem
-    parsed = parse_recipe(name, compose_recipe(recipe, list(overrides)))
-    exact = Path(parsed.run.folder) if parsed.run.folder else None
-    folder = create_run_folder(Path(parsed.run.root), name, exact)
-    outcome = train_recipe(parsed, folder, command=" ".join(["embodied train", recipe, *overrides]))
-    film_before_and_after(outcome, parsed, print)
+    workload = parse_workload(find_recipe(recipe).stem, compose_recipe(recipe, list(overrides)))
+    folder = new_folder(workload)
+    outcome = loop.train(workload, folder, command=" ".join(["embodied train", recipe, *overrides]))
+    workload.finish(outcome, print)
     build_report(folder.path)
     return Run(folder.path, outcome.status, outcome.reason, outcome.result)
 

@@ -9,53 +9,31 @@ responses, accuracy = run.metric("eval/accuracy")
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from embodied.commands import report
 from embodied.config.compose import compose_recipe, find_recipe
-from embodied.errors import ConfigurationError, RefusedInput
-from embodied.runs.checkpoint import CheckpointStore
-from embodied.runs.folder import RunFolder, create_run_folder
-from embodied.runs.metrics import read_metrics
+from embodied.errors import ConfigurationError
+from embodied.runs.folder import RunFolder
+from embodied.training import loop
+from embodied.training.finished import FinishedRun
+from embodied.training.loop import new_folder, started_with
 from reasoning.problems.record import Problem, ask
-from reasoning.training import given as given_record
-from reasoning.training.placement import check_placement
 from reasoning.training.recipe import load_run_recipe, parse_recipe
-from reasoning.training.train import Outcome
-from reasoning.training.train import train as train_recipe
+from reasoning.training.workload import ReasoningWorkload
 
 Reward = Callable[[str, Problem], float]
 Given = Sequence[Problem | tuple[str, str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    folder: its run folder. status: "reached" (its goal) or "limit". reason: in words. result: contents of result.json.
-    """
-
-    folder: Path
-    status: str
-    reason: str
-    result: dict[str, Any]
-
-    def metric(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Responses and values of one metric over the run, e.g. "eval/accuracy"; docs/metrics.md lists them."""
-        records = read_metrics(self.folder / "metrics.jsonl")
-        found = [(r["env_steps"], r["metrics"][name]) for r in records if name in r["metrics"]]
-        responses, values = zip(*found, strict=True) if found else ((), ())
-        return np.array(responses, dtype=np.int64), np.array(values, dtype=np.float64)
+class Run(FinishedRun):
+    """A finished run of a language model."""
 
     @property
     def model(self) -> Path:
         """The trained model and its tokenizer, as transformers' `from_pretrained` takes them."""
-        return Path(self.result["checkpoint"]) / "policy"
+        return self.checkpoint / "policy"
 
 
 def train(
@@ -71,31 +49,22 @@ def train(
 
     Raises ConfigurationError before anything starts if the recipe cannot be, and EmbodiedError on failure.
     """
-    name = find_recipe(recipe).stem
-    parsed = parse_recipe(name, compose_recipe(recipe, list(overrides)))
-    check_placement(parsed)
-    given = _problems(problems)
-    exact = Path(parsed.run.folder) if parsed.run.folder else None
-    folder = create_run_folder(Path(parsed.run.root), name, exact)
-    given_record.write(folder.path, problems=given is not None, reward=reward is not None)
-    command = " ".join(["reasoning train", recipe, *overrides])
-    return _run(train_recipe(parsed, folder, command=command, problems=given, reward=reward))
+    parsed = parse_recipe(find_recipe(recipe).stem, compose_recipe(recipe, list(overrides)))
+    workload = ReasoningWorkload(parsed, _problems(problems), reward)
+    return _run(workload, new_folder(workload), " ".join(["reasoning train", recipe, *overrides]), resume=False)
 
 
 def resume(folder: str | Path, problems: Given | None = None, reward: Reward | None = None) -> Run:
     """Go on with a run from its latest checkpoint, with the same problems and reward as it was started with."""
     run = RunFolder(Path(folder).resolve())
-    parsed = load_run_recipe(run.path)
-    if CheckpointStore(run.checkpoints, keep=1).latest() is None:
-        raise RefusedInput(f"{folder} has no complete checkpoint to go on from")
-    given_record.check(run.path, problems=problems is not None, reward=reward is not None)
-    command = str(run.read_result().get("command", f"reasoning train {parsed.name}"))
-    return _run(train_recipe(parsed, run, command=command, resume=True, problems=_problems(problems), reward=reward))
+    workload = ReasoningWorkload(load_run_recipe(run.path), _problems(problems), reward)
+    return _run(workload, run, started_with(workload, run), resume=True)
 
 
-def _run(outcome: Outcome) -> Run:
-    report.write(outcome.folder.path)
-    return Run(outcome.folder.path, outcome.status, outcome.reason, outcome.result)
+def _run(workload: ReasoningWorkload, folder: RunFolder, command: str, *, resume: bool) -> Run:
+    outcome = loop.train(workload, folder, command=command, resume=resume)
+    report.write(folder.path)
+    return Run(folder.path, outcome.status, outcome.reason, outcome.result)
 
 
 def _problems(given: Given | None) -> list[Problem] | None:

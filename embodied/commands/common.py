@@ -21,9 +21,9 @@ def add_verb(subparsers: Any, name: str, summary: str, examples: list[str]) -> a
     )
 
 
-def command_line() -> str:
+def command_line(program: str = "embodied") -> str:
     """The command as typed, for the record."""
-    return shlex.join(["embodied", *sys.argv[1:]])
+    return shlex.join([program, *sys.argv[1:]])
 
 
 def relative(path: Path | str) -> str:
@@ -35,20 +35,20 @@ def relative(path: Path | str) -> str:
         return shlex.quote(str(path))
 
 
-def is_reasoning(values: dict[str, Any]) -> bool:
-    """Whether a composed recipe is one for language models."""
-    return values.get("workload") == "reasoning"
+def kind_of(values: dict[str, Any]) -> str:
+    """The workload of a composed recipe; an unknown one is for its parser to refuse."""
+    return "reasoning" if "workload" in values else "embodied"
 
 
 def of_reasoning_run(folder: Path) -> bool:
-    """Whether a run folder is of one; a damaged or missing configuration is for the verb itself to refuse."""
+    """Whether a run folder is of a language model; a damaged or missing configuration is for the verb to refuse."""
     import yaml
 
     try:
         values = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
-    return isinstance(values, dict) and is_reasoning(values)
+    return isinstance(values, dict) and kind_of(values) == "reasoning"
 
 
 def with_plan(overrides: list[str]) -> list[str]:

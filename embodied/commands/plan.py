@@ -113,25 +113,17 @@ def predict_plan(profile: FlowProfile, gpus: int | None, nodes: int | None, give
     """What a plan of a file will take, beside the best one."""
     from embodied.scheduler.plan import Plan
     from embodied.scheduler.planner import explain
-    from embodied.scheduler.planner.bounds import estimate, fits
+    from embodied.scheduler.planner.bounds import estimate
     from embodied.scheduler.planner.choose import Choice, compare
     from embodied.scheduler.planner.from_plan import schedule_of
-    from embodied.scheduler.planner.schedule import describe
     from embodied.scheduler.planner.simulation import simulate
 
+    plan = Plan.load(given)
     comparison = compare(profile, profile.cluster.resized(gpus, nodes))
     problem, best = comparison.problem, comparison.best
-    schedule = schedule_of(problem, Plan.load(given))
-    found = estimate(problem, schedule)
-    choice = Choice(schedule, found.latency, simulate(problem, schedule))
-    print(f"plan of {given}: {describe(schedule)}")
-    print(explain.table(explain.plan_rows(problem, choice), explain.HEADINGS))
-    print(
-        f"iteration  {explain.spoken(choice.seconds)} predicted; the best plan takes {explain.spoken(best.seconds)} "
-        f"({choice.seconds / best.seconds - 1:+.0%}): {describe(best.schedule)}"
-    )
-    if not fits(problem, found):
-        print(f"memory     does NOT fit: {explain.memory_line(problem, choice)}")
+    schedule = schedule_of(problem, plan)
+    choice = Choice(schedule, estimate(problem, schedule).latency, simulate(problem, schedule))
+    print(explain.given_report(problem, choice, best, str(given)))
     return {f"plan of {given.name}, predicted": choice.execution, "best, predicted": best.execution}
 
 
@@ -196,18 +188,15 @@ def find_profile(recipe: str, overrides: list[str]) -> FlowProfile:
 
 def _kept_profile(name: str, overrides: list[str]) -> tuple[FlowProfile | None, bool]:
     """The profile measured on this machine, if there is one, and whether the name is a recipe that can be measured."""
-    from embodied.config.compose import compose_recipe, find_recipe
-    from embodied.interaction.planning import kept_profile
-    from embodied.interaction.recipe import parse_recipe
+    from embodied.commands.workloads import recipe_workload
+    from embodied.config.compose import find_recipe
+    from embodied.training.planning import kept_profile
 
     try:
-        path = find_recipe(name)
+        find_recipe(name)
     except ConfigurationError:
         return None, False  # the name of a profile's recipe need not be one that ships
-    values = compose_recipe(name, overrides)
-    if "workload" in values:
-        return None, False
-    return kept_profile(parse_recipe(path.stem, values)), True
+    return kept_profile(recipe_workload(name, overrides)), True
 
 
 def divided(overrides: list[str]) -> tuple[int | None, int | None, Path | None, list[str]]:

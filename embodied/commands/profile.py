@@ -31,27 +31,26 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Take the kept profile or measure, and print it."""
-    from embodied.config.compose import compose_recipe, find_recipe
-    from embodied.interaction import planning, profiling
-    from embodied.interaction.recipe import parse_recipe
+    from embodied.commands.workloads import recipe_workload
     from embodied.scheduler.planner import explain
+    from embodied.training import planning
 
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise ConfigurationError(
             f"{args.output} cannot be written: the folder {args.output.absolute().parent} does not exist"
         )
-    recipe = parse_recipe(find_recipe(args.recipe).stem, compose_recipe(args.recipe, args.overrides))
-    profile = None if args.refresh else planning.kept_profile(recipe)
+    workload = recipe_workload(args.recipe, args.overrides)
+    profile = None if args.refresh else planning.kept_profile(workload)
     if profile is None:
-        profile = planning.refresh_profile(recipe, print)
+        profile = planning.refresh_profile(workload, print)
     else:
-        print(f"kept since it was measured; --refresh measures again\nprofile: {profiling.profile_path(recipe)}")
-    print(f"\n{recipe.name} on {profile.hardware}")
+        print(f"kept since it was measured; --refresh measures again\nprofile: {planning.profile_path(workload)}")
+    print(f"\n{workload.recipe.name} on {profile.hardware}")
     print(explain.table(explain.cost_rows(profile), explain.COST_HEADINGS))
     if args.output is not None:
         args.output.write_text(profile.to_json())
         print(f"profile    {relative(args.output)}")
     print("next:")
-    print(f"  embodied plan {args.recipe} --output plan.json")
-    print(f"  embodied train {args.recipe} plan=auto")
+    print(f"  {workload.program} plan {args.recipe} --output plan.json")
+    print(f"  {workload.program} train {args.recipe} plan=auto")
     return EXIT_DONE

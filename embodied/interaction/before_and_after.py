@@ -9,9 +9,9 @@ from typing import Any
 from embodied.errors import DeadlineExceeded, SimulatorError
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.recording import Recording, film, recording_env
-from embodied.interaction.train import Outcome
 from embodied.random import derive_seed
 from embodied.runs.progress import spoken_time
+from embodied.training.workload import Outcome
 from envs.api import EnvSpec
 from envs.video import side_by_side
 from policies import registry as policy_registry

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import statistics
 
-import psutil
-import torch
-
-from embodied.interaction.profiling import MOST_SLOTS, PACKAGES, Setting, Timing, cores, measured_decisions
+from embodied.interaction.profiling import MOST_SLOTS, Setting, Timing, measured_decisions
 from embodied.interaction.recipe import Recipe
-from embodied.scheduler.planner import cache
 from embodied.scheduler.planner.fit import fit_time
 from embodied.scheduler.planner.profile import (
-    Cluster,
     CycleProfile,
     EdgeProfile,
     FlowProfile,
-    Measurement,
     MemoryModel,
-    NodeGroup,
     StageCost,
     StageProfile,
     SwitchModel,
     WeightsProfile,
 )
+from embodied.training.measuring import measurement, share, this_machine
 from envs import registry as env_registry
-
-_ROOM = 0.9  # share of a GPU's memory that stages may use; the rest is the driver's and fragmentation's
 
 
 def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
@@ -37,14 +29,12 @@ def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
     kind = "accelerator" if on_gpu else "cpu"
     # simulators: what the pool's hand-over costs lies between one process and none, see `_hop`
     simulating = [
-        _measurement(t.setting.num_envs, max(1, t.setting.processes), t.env)
-        for t in timings
-        if t.setting.processes != 1
+        measurement(t.setting.num_envs, max(1, t.setting.processes), t.env) for t in timings if t.setting.processes != 1
     ]
     own = [t for t in timings if t.setting.processes == 0]
-    deciding = [_measurement(t.setting.num_envs, 1, t.policy) for t in own]
+    deciding = [measurement(t.setting.num_envs, 1, t.policy) for t in own]
     decisions = {t.setting: measured_decisions(recipe, t.setting) for t in own}
-    learning = [_measurement(t.setting.num_envs * decisions[t.setting], 1, t.learner) for t in own]
+    learning = [measurement(t.setting.num_envs * decisions[t.setting], 1, t.learner) for t in own]
     memory, switch = _memory(own) if on_gpu else ({}, None)
     one_worker = None if on_gpu else 1
     env_kind = kind if on_gpu and env_registry.in_process(recipe.env) else "cpu"
@@ -65,7 +55,7 @@ def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
                     measurements=tuple(deciding),
                 )
             },
-            traced=_share([t.acting for t in own], [[p * decisions[t.setting] for p in t.policy] for t in own]),
+            traced=share([t.acting for t in own], [[p * decisions[t.setting] for p in t.policy] for t in own]),
         ),
         "learner": StageProfile(
             items=whole * rounds,
@@ -78,15 +68,9 @@ def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
                     measurements=tuple(learning),
                 )
             },
-            traced=_share([t.learning for t in own], [t.learner for t in own]),
+            traced=share([t.learning for t in own], [t.learner for t in own]),
         ),
     }
-    group = NodeGroup(
-        accelerators_per_node=(torch.cuda.device_count() if recipe.cluster.device == "auto" else 1) if on_gpu else 0,
-        cores_per_node=cores(),
-        accelerator_memory_bytes=_ROOM * torch.cuda.get_device_properties(0).total_memory if on_gpu else 0.0,
-        host_memory_bytes=float(psutil.virtual_memory().total),
-    )
     hop, per_item = _hop(timings)
     return FlowProfile(
         flow="embodied",
@@ -96,17 +80,13 @@ def build_profile(recipe: Recipe, timings: list[Timing]) -> FlowProfile:
             EdgeProfile(source="env", target="policy"),
             EdgeProfile(source="env", target="learner"),
         ),
-        cluster=Cluster(groups={"local": group}),
+        cluster=this_machine(recipe.device(), every_gpu=recipe.cluster.device == "auto"),
         cycles=(
             CycleProfile(
                 stages=("policy", "env"), rounds=rounds, max_slots=MOST_SLOTS, slot_counts=_slot_counts(recipe)
             ),
         ),
         weights=(WeightsProfile(source="learner", target="policy"),),
-        recipe=recipe.name,
-        hardware=cache.hardware(),
-        code=cache.code_version(PACKAGES),
-        source="measured by short real runs of the recipe",
         assumptions=_assumptions(on_gpu),
         unit="environment steps",
         amount=float(recipe.steps_per_iteration),
@@ -119,19 +99,6 @@ def _assumptions(on_gpu: bool) -> tuple[str, ...]:
     if not on_gpu:
         return (*common, "policy and learner have one worker each")
     return (*common, "policy and learner were measured on one accelerator: n of them do an n-th of the work each")
-
-
-def _measurement(items: int, devices: int, seconds: list[float]) -> Measurement:
-    """The median of the iterations, so that one disturbed by another program does not count."""
-    deviation = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
-    return Measurement(
-        items=items, devices=devices, seconds=statistics.median(seconds), deviation=deviation, repeats=len(seconds)
-    )
-
-
-def _share(shown: list[list[float]], whole: list[list[float]]) -> float:
-    """What share of a stage's time its spans show; between 0 and 1."""
-    return min(1.0, sum(map(sum, shown)) / sum(map(sum, whole)))
 
 
 def _slot_counts(recipe: Recipe) -> tuple[int, ...]:

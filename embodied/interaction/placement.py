@@ -1,88 +1,46 @@
-"""From `cluster.*` to a plan: the named placements of the embodied flow, checked against what there is.
-
-shared: acting and learning take turns on all devices. split: acting has the first half of the devices, learning the
-second, each to itself. mixed: acting has the first half, learning has all. Simulators on CPUs run beside either.
-"""
+"""The embodied flow's placements, by name or by plan, checked against what a recipe can be divided into."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
+from pathlib import Path
 
-from embodied.errors import ConfigurationError, suggest
-from embodied.interaction.recipe import Recipe
-from embodied.scheduler.flow import ACCELERATOR, Flow
-from embodied.scheduler.plan import Plan, StagePlan
+from embodied.errors import ConfigurationError
+from embodied.interaction.flow import embodied_flow
+from embodied.interaction.recipe import Recipe, check
+from embodied.scheduler.flow import Flow
+from embodied.scheduler.plan import Plan
+from embodied.training.placement import named_plan
+from embodied.training.planning import check_suits
 
 
 def make_plan(recipe: Recipe, flow: Flow) -> Plan:
-    """The plan that the recipe's `cluster` asks for. Raises ConfigurationError when it cannot be."""
-    cluster = recipe.cluster
-    _check_stages(recipe, flow)
-    devices = _devices(recipe)
-    acting, learning = _halves(cluster.placement, devices)
-    placed = {name: (acting if name == "policy" else learning) for name in flow.stages}
-    stages = {}
-    for name, stage in flow.stages.items():
-        chosen = placed[name] if stage.needs == ACCELERATOR else ["cpu"]
-        count = cluster.workers.get(name, len(chosen) if stage.needs == ACCELERATOR else 1)
-        chosen = [chosen[i % len(chosen)] for i in range(count)]
-        slots = recipe.env.slots if "slots" in stage.worker.follows else 1
-        stages[name] = StagePlan(devices=tuple(cluster.devices.get(name, tuple(chosen))), slots=slots)
-    launcher = cluster.launcher
-    alone = all(len(s.devices) == 1 for s in stages.values()) and cluster.placement == "shared" and not cluster.devices
-    if launcher == "auto":
-        launcher = "inline" if alone and cluster.address is None else "ray"
-    if launcher == "inline" and cluster.address is not None:
-        raise ConfigurationError("cluster.launcher=inline runs in this process; it cannot use cluster.address")
-    check_env_workers(recipe, len(stages["env"].devices))
-    why = (
-        "one device: all workers are coroutines of one process"
-        if launcher == "inline"
-        else f"{cluster.placement} placement on {', '.join(dict.fromkeys(devices))}, a process for every worker"
-    )
-    return Plan(flow=flow.name, launcher=launcher, stages=stages, why=why)
+    """The plan that the recipe's `cluster` names: policies have the devices that act. Raises ConfigurationError when it
+    cannot be."""
+    plan = named_plan(flow, recipe.cluster, recipe.device(), acting="policy", slots=recipe.env.slots)
+    _check_env_workers(recipe, len(plan.stages["env"].devices))
+    return plan
 
 
-def _devices(recipe: Recipe) -> list[str]:
-    """The devices that acting and learning are divided over."""
-    cluster = recipe.cluster
-    device = recipe.device()
-    if device == "cpu":
-        # shares of the cores stand for devices; one share is the whole machine
-        return ["cpu"] if cluster.placement == "shared" else ["cpu:0", "cpu:1"]
-    if cluster.device != "auto":
-        return [device]
-    import torch
+def planned(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with the numbers of slots and simulator processes that its plan says, checked again.
 
-    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-
-
-def _halves(placement: str, devices: list[str]) -> tuple[list[str], list[str]]:
-    """Devices that act, devices that learn."""
-    if placement == "shared":
-        return devices, devices
-    if len(devices) < 2:
+    Raises ConfigurationError where the plan does not suit the recipe, with what would."""
+    check_suits(plan, embodied_flow(recipe, Path()), recipe.cluster)
+    slots = {stage.slots for stage in (plan.stages["env"], plan.stages["policy"])}
+    if len(slots) > 1:
         raise ConfigurationError(
-            f"cluster.placement={placement} divides devices between acting and learning, but there is one "
-            f"({devices[0]}); use shared, or cluster.device=auto with two GPUs or more"
+            f"the plan gives env and policy different numbers of slots ({sorted(slots)}); they serve the same ones"
         )
-    if devices[0].startswith("cpu") and len(os.sched_getaffinity(0)) < 2:
-        raise ConfigurationError(f"cluster.placement={placement} needs two cores or more; this machine has one")
-    half = len(devices) // 2
-    return devices[:half], devices if placement == "mixed" else devices[half:]
+    placed = plan.stages["env"]
+    processes = recipe.env.processes if placed.processes is None else placed.processes
+    found = dataclasses.replace(recipe, env=dataclasses.replace(recipe.env, slots=placed.slots, processes=processes))
+    check(found)
+    _check_env_workers(found, len(placed.devices))
+    return found
 
 
-def _check_stages(recipe: Recipe, flow: Flow) -> None:
-    for table in ("workers", "devices"):
-        for name, value in getattr(recipe.cluster, table).items():
-            if name not in flow.stages:
-                hint = suggest(name, flow.stages, noun="stages")
-                raise ConfigurationError(f"cluster.{table} names an unknown stage {name!r}. {hint}")
-            if not value or (isinstance(value, int) and value < 1):
-                raise ConfigurationError(f"cluster.{table}.{name} is {value!r}; a stage needs at least one worker")
-
-
-def check_env_workers(recipe: Recipe, workers: int) -> None:
+def _check_env_workers(recipe: Recipe, workers: int) -> None:
     """Every environment worker needs a whole group in each of its slots. Raises ConfigurationError."""
     unit = recipe.env.slots * recipe.algorithm.group_size
     most = recipe.env.num_envs // unit

@@ -10,30 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import embodied
-import envs
-import policies
 from embodied.errors import ConfigurationError
 from embodied.interaction.flow import embodied_flow
 from embodied.interaction.messages import Rollout
 from embodied.interaction.recipe import Recipe, check
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import single_device_plan
-from embodied.scheduler.planner import cache
-from embodied.scheduler.trace import BUSY
+from embodied.training.measuring import REPEATS, MemoryWatch, busy, cores, in_this_process, unloading, wait_for
 from envs import registry as env_registry
 
-REPEATS = 4  # measured iterations of every size, after one that warms up
 MOST_DECISIONS = 64  # of a measured rollout: every decision costs the same, so a long rollout is not needed
 MOST_SLOTS = 4
 _SETUP_SPANS = ("start simulators", "build policy", "build learner")
@@ -76,27 +69,6 @@ class Timing:
     switch: tuple[float, int] | None = None
 
 
-def profile_path(recipe: Recipe) -> Path:
-    """Where the profile of this recipe on this machine is kept."""
-    return cache.cached_profile_path(recipe.name, _costs(recipe), PACKAGES)
-
-
-# the code that stages run; what only commands and reports need changes no cost
-PACKAGES = (
-    *(Path(embodied.__file__).parent / name for name in ("algorithms", "interaction", "learner", "scheduler")),
-    *(Path(package.__file__ or "").parent for package in (envs, policies)),
-)
-
-
-def _costs(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe decides its stages' costs; where they run is the plan's affair."""
-    values = recipe.as_dict()
-    env = {key: value for key, value in values["env"].items() if key not in ("slots", "processes")}
-    names = ("policy", "algorithm", "learner", "rollout")
-    cluster = {"device": recipe.device(), "threads": recipe.cluster.threads}
-    return {"env": env, "cluster": cluster} | {name: values[name] for name in names}
-
-
 def measure(recipe: Recipe, say: Callable[[str], None], repeats: int = REPEATS) -> list[Timing]:
     """Run every size. say: told what is measured. Raises ConfigurationError when no size can be.
 
@@ -120,11 +92,6 @@ def measure(recipe: Recipe, say: Callable[[str], None], repeats: int = REPEATS) 
     return timings
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def settings(recipe: Recipe) -> list[Setting]:
     """The sizes to measure: fewer environments where the recipe's batch allows, several simulator processes."""
     whole = recipe.env.num_envs
@@ -144,11 +111,8 @@ def settings(recipe: Recipe) -> list[Setting]:
 
 def variant_of(recipe: Recipe, setting: Setting) -> Recipe | None:
     """The recipe at another size, with all workers in this process; None where it would be refused."""
-    cluster = dataclasses.replace(
-        recipe.cluster, plan=None, launcher="inline", placement="shared", workers={}, devices={}, address=None
-    )
     env = dataclasses.replace(recipe.env, num_envs=setting.num_envs, slots=1, processes=setting.processes)
-    found = dataclasses.replace(recipe, env=env, cluster=cluster)
+    found = dataclasses.replace(recipe, env=env, cluster=in_this_process(recipe.cluster))
     for decisions in _decisions(recipe):
         variant = dataclasses.replace(found, rollout=dataclasses.replace(recipe.rollout, decisions=decisions))
         try:
@@ -175,7 +139,7 @@ async def _measure(recipe: Recipe, setting: Setting, repeats: int, alarms: Path)
     plan = single_device_plan(flow, device, slots=1)
     timing = Timing(setting, [], [], [], [], [])
     starting = time.perf_counter()
-    memory = _MemoryWatch(device)
+    memory = MemoryWatch(device)
     async with InlineLauncher(flow, plan, seed=recipe.seed, deadline=recipe.cluster.deadline_seconds) as system:
         timing = dataclasses.replace(timing, starting=time.perf_counter() - starting)
         env, policy, learner = (system.group(name) for name in ("env", "policy", "learner"))
@@ -186,19 +150,19 @@ async def _measure(recipe: Recipe, setting: Setting, repeats: int, alarms: Path)
             began = time.perf_counter()
             rollout = Rollout(iteration, recipe.rollout.decisions, "act", recipe.algorithm.sampling)
             await system.together(env.call("collect", rollout), policy.call("act", rollout))
-            _wait_for(device)
+            wait_for(device)
             collected = time.perf_counter()
             acting = memory.end()
             memory.begin()
             await learner.call("learn", iteration)
             await system.sync_weights(iteration + 1)
-            _wait_for(device)
+            wait_for(device)
             ended = time.perf_counter()
             learning = memory.end()
             if iteration == 0:
                 continue  # compiles, allocates, fills caches
             spent = await system.take_times()
-            waited, acted, learnt = (_busy(spent, stage) for stage in ("env", "policy", "learner"))
+            waited, acted, learnt = (busy(spent, stage, _SETUP_SPANS) for stage in ("env", "policy", "learner"))
             rounds = recipe.rollout.decisions
             timing.env.append(waited / rounds)
             timing.policy.append(max(collected - began - waited, acted) / rounds)
@@ -209,48 +173,8 @@ async def _measure(recipe: Recipe, setting: Setting, repeats: int, alarms: Path)
             return timing
         states = [(await group.call("memory"))[0] for group in (policy, learner)]
         used = Bytes(states[0], states[1], acting, learning)
-        return dataclasses.replace(timing, memory=used, switch=await _switch(system, device))
-
-
-def _busy(spent: dict[tuple[str, str, str], float], stage: str) -> float:
-    return sum(
-        seconds
-        for (worker, name, category), seconds in spent.items()
-        if worker.startswith(f"{stage}[") and category == BUSY and name not in _SETUP_SPANS
-    )
-
-
-def _wait_for(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
-class _MemoryWatch:
-    """Peaks of a GPU's memory between two points; nothing on CPUs."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device if device.startswith("cuda") else None
-        self._before = 0
-
-    def begin(self) -> None:
-        if self.device:
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._before = torch.cuda.memory_allocated(self.device)
-
-    def end(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) - self._before if self.device else 0
-
-
-async def _switch(system: InlineLauncher, device: str) -> tuple[float, int]:
-    """Seconds to take the learner's state off the device and back, and its bytes. Policy and learner share weights
-    here, so the learner's state is all there is."""
-    learner = system.group("learner")
-    size = (await learner.call("memory"))[0]
-    began = time.perf_counter()
-    await learner.call("unload")
-    await learner.call("load")
-    _wait_for(device)
-    return time.perf_counter() - began, size
+        # policy and learner share weights here, so the learner's state is all there is
+        return dataclasses.replace(timing, memory=used, switch=await unloading(learner, device))
 
 
 def measured_decisions(recipe: Recipe, setting: Setting) -> int:

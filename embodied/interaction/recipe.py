@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from embodied.config import config, parse
-from embodied.config.compose import NOTES
-from embodied.errors import ConfigurationError, suggest
+from embodied.config import config
+from embodied.errors import ConfigurationError
 from embodied.interaction.algorithm import AlgorithmConfig, check_levels
 from embodied.interaction.rollout_recorder import RecordConfig
 from embodied.learner.learner import LearnerConfig
 from embodied.runs.options import CheckpointConfig, LoggerConfig, RunConfig
 from embodied.scheduler.options import ClusterConfig, resolve_device
+from embodied.training.recipe import SHARED_SECTIONS, TrainingGoal, parse_sections, read_run_config, refuse
 from envs import registry as env_registry
 from envs.api import EnvConfig
 from policies import registry as policy_registry
@@ -53,23 +54,35 @@ class EvaluationConfig:
 
 
 @config
-class GoalConfig:
+class GoalConfig(TrainingGoal):
     """When training is over: `metric` of `in_a_row` evaluations at least `at_least`, or one of the limits.
 
     at_least None trains to the limit. env_steps: control steps of all environments together. minutes: of wall time.
     """
 
     metric: Literal["success_once", "success_at_end", "return"] = "success_once"
-    at_least: float | None = None
     in_a_row: int = 2
     env_steps: int = 1_000_000
-    minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if self.in_a_row < 1 or self.env_steps < 1:
-            raise ValueError(f"in_a_row is {self.in_a_row}, env_steps {self.env_steps}; both must be at least 1")
-        if self.minutes is not None and self.minutes <= 0:
-            raise ValueError(f"minutes is {self.minutes}; it must be above 0, or null for no limit")
+        TrainingGoal.__post_init__(self)
+        if self.env_steps < 1:
+            raise ValueError(f"env_steps is {self.env_steps}; it must be at least 1")
+
+    @property
+    def limit(self) -> int:
+        """Control steps."""
+        return self.env_steps
+
+    @property
+    def measure(self) -> str:
+        """The evaluations' name of `metric`."""
+        return f"eval/{self.metric}"
+
+    @property
+    def wish(self) -> str:
+        """A clause that says what has been reached."""
+        return f"{self.metric} was at least {self.at_least:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,61 +119,38 @@ class Recipe:
         return dataclasses.asdict(self)
 
 
-_SECTIONS: dict[str, type] = {
-    "algorithm": AlgorithmConfig,
-    "learner": LearnerConfig,
-    "rollout": RolloutConfig,
-    "evaluation": EvaluationConfig,
-    "goal": GoalConfig,
-    "record": RecordConfig,
-    "checkpoint": CheckpointConfig,
-    "cluster": ClusterConfig,
-    "logger": LoggerConfig,
-    "run": RunConfig,
-}
-
-
 def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
     """Plain nested values, as composed, to a recipe. Raises ConfigurationError listing every fault found."""
-    values = {"description": "", "seed": 0, **values}
-    for key in ("name", *NOTES):
-        values.pop(key, None)
-    faults: list[str] = []
-    known = ["description", "seed", "env", "policy", *_SECTIONS]
-    faults += [f"Unknown configuration key {k!r}. " + suggest(k, known, noun="keys") for k in values if k not in known]
-    if not isinstance(values["seed"], int) or isinstance(values["seed"], bool) or values["seed"] < 0:
-        faults.append(f"Configuration key 'seed' is {values['seed']!r}: it should be a whole number of at least 0.")
-    parts: dict[str, Any] = {}
-    for section in ("env", "policy", *_SECTIONS):
-        given = values.get(section)
-        given = {} if given is None else given
-        if not isinstance(given, dict):
-            faults.append(f"Configuration key {section!r} is {given!r}: it should be a group of keys.")
-            continue
-        try:
-            parts[section] = parse(_record_for(section, given), given, at=section)
-        except ConfigurationError as error:
-            faults.append(str(error))
-    if faults:
-        raise ConfigurationError("\n".join(faults))
-    recipe = Recipe(name=name, description=str(values["description"]), seed=values["seed"], **parts)
+    recipe = Recipe(name=name, **parse_sections(values, _SECTIONS))
     check(recipe)
     return recipe
 
 
-def _record_for(section: str, given: dict[str, Any]) -> type:
-    """The record of a section; the environment's and the policy's depend on which one it is."""
-    if section == "env":
-        return env_registry.config_class(_required(given, "env", "id", "e.g. maniskill/PushCube-v1"))
-    if section == "policy":
-        return policy_registry.config_class(_required(given, "policy", "name", "e.g. mlp"))
-    return _SECTIONS[section]
+def _env_record(given: dict[str, Any]) -> type:
+    return env_registry.config_class(_required(given, "env", "id", "e.g. maniskill/PushCube-v1"))
+
+
+def _policy_record(given: dict[str, Any]) -> type:
+    return policy_registry.config_class(_required(given, "policy", "name", "e.g. mlp"))
 
 
 def _required(given: dict[str, Any], section: str, key: str, example: str) -> str:
     if not isinstance(given.get(key), str):
         raise ConfigurationError(f"Configuration key '{section}.{key}' must name the {section}, {example}.")
     return given[key]
+
+
+_SECTIONS: dict[str, type | Callable[[dict[str, Any]], type]] = {
+    "env": _env_record,
+    "policy": _policy_record,
+    "algorithm": AlgorithmConfig,
+    "learner": LearnerConfig,
+    "rollout": RolloutConfig,
+    "evaluation": EvaluationConfig,
+    "goal": GoalConfig,
+    "record": RecordConfig,
+    **SHARED_SECTIONS,
+}
 
 
 def check(recipe: Recipe) -> None:
@@ -200,16 +190,7 @@ def check(recipe: Recipe) -> None:
             f"record.dataset needs every control step, but policy.chunk is {recipe.policy.chunk} and the simulator "
             "shows the ends of chunks only; record afterwards instead: embodied eval RUN --dataset DIR"
         )
-    if recipe.goal.at_least is not None and recipe.evaluation.every == 0:
-        faults.append(
-            "goal.at_least is looked up in evaluations, but evaluation.every=0 makes none; set it to 1 or more"
-        )
-    try:
-        recipe.device()
-    except ConfigurationError as error:
-        faults.append(str(error))
-    if faults:
-        raise ConfigurationError("\n".join(faults))
+    refuse(recipe, faults)
 
 
 def _divide(what: str, amount: int, by: str, divisor: int, vary: str | None = None) -> str:
@@ -230,14 +211,4 @@ def _divide(what: str, amount: int, by: str, divisor: int, vary: str | None = No
 
 def load_run_recipe(folder: Path) -> Recipe:
     """The recipe of an existing run, from its config.yaml. Raises ConfigurationError when there is none."""
-    import yaml
-
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigurationError(f"{folder} is not a run folder: there is no config.yaml in it")
-    try:
-        values = yaml.safe_load(path.read_text())
-        name = values["name"]
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} is not the configuration of a run: {type(error).__name__}: {error}") from None
-    return parse_recipe(str(name), values)
+    return parse_recipe(*read_run_config(folder))

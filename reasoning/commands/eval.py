@@ -152,8 +152,8 @@ def _of_run(args: argparse.Namespace) -> _Trained | None:
     if not (folder / "config.yaml").is_file():
         return None
     from embodied.runs.checkpoint import CheckpointStore
+    from embodied.training.given import check_given
     from reasoning.evaluation.run import EvaluationConfig
-    from reasoning.training.given import check
     from reasoning.training.problems import gather
     from reasoning.training.recipe import load_run_recipe
 
@@ -162,7 +162,7 @@ def _of_run(args: argparse.Namespace) -> _Trained | None:
     if newest is None:
         raise RefusedInput(f"{folder} has no complete checkpoint to evaluate yet")
     if args.data is None and args.protocol is None:
-        check(folder)  # its held-out problems may be its own
+        check_given(folder, (), "reasoning")  # its held-out problems may be its own
     held_out = gather(recipe).held_out if args.data is None and args.protocol is None else ()
     options = recipe.evaluation
     evaluation = EvaluationConfig(attempts=options.attempts, sampling=options.sampling, seed=options.seed)

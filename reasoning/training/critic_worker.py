@@ -14,12 +14,12 @@ from embodied.algorithms.aggregation import Aggregation
 from embodied.algorithms.statistics import Statistic
 from embodied.config import config
 from embodied.learner.learner import LearnerConfig
+from embodied.learner.update import Update
 from embodied.random import derive_seed
 from embodied.scheduler import Input, Output, WorkerContext
 from reasoning.models.actor import Critic
 from reasoning.models.loading import open_model
 from reasoning.training.algorithm import AlgorithmConfig, Samples, make_samples
-from reasoning.training.learner_worker import Update
 from reasoning.training.messages import Group
 from reasoning.training.pieces import LayoutConfig, divide
 from reasoning.training.reference_worker import sequences

@@ -14,6 +14,7 @@ from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import Maximum, Mean, Statistic
 from embodied.learner.learner import LearnerConfig
 from embodied.learner.sharding import full
+from embodied.learner.update import Update
 from embodied.random import derive_seed
 from embodied.scheduler import Input, WorkerContext
 from reasoning.generation.api import Sampling
@@ -42,15 +43,6 @@ class LearnerWorkerOptions:
     sampling: Sampling
     exact: bool
     alarms: Path
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """What one iteration of learning did: its metrics, warnings, and the version of the new weights."""
-
-    metrics: dict[str, float]
-    warnings: tuple[str, ...]
-    version: int
 
 
 class LearnerWorker(TrainedWorker):

@@ -6,13 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from embodied.config import config, parse
-from embodied.errors import ConfigurationError, suggest
+from embodied.config import config
+from embodied.errors import ConfigurationError
 from embodied.learner.learner import LearnerConfig
 from embodied.runs.options import CheckpointConfig, LoggerConfig, RunConfig
 from embodied.scheduler.options import ClusterConfig, resolve_device
+from embodied.training.recipe import SHARED_SECTIONS, TrainingGoal, parse_sections, read_run_config, refuse
 from reasoning.generation.api import Sampling
 from reasoning.generation.engines import EngineConfig
 from reasoning.problems.config import ProblemsConfig
@@ -87,24 +86,35 @@ class EvaluationConfig:
 
 
 @config
-class GoalConfig:
+class GoalConfig(TrainingGoal):
     """When training is over: the accuracy of `in_a_row` evaluations at least `at_least`, or one of the limits.
 
     at_least null trains to the limit. responses: generated in training. minutes: of wall time.
     """
 
-    at_least: float | None = None
-    in_a_row: int = 1
     responses: int = 100_000
-    minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if self.in_a_row < 1 or self.responses < 1:
-            raise ValueError(f"in_a_row is {self.in_a_row}, responses {self.responses}; both must be at least 1")
+        TrainingGoal.__post_init__(self)
+        if self.responses < 1:
+            raise ValueError(f"responses is {self.responses}; it must be at least 1")
         if self.at_least is not None and not 0 < self.at_least <= 1:
             raise ValueError(f"at_least is {self.at_least}; it is a share of problems, above 0 and at most 1")
-        if self.minutes is not None and self.minutes <= 0:
-            raise ValueError(f"minutes is {self.minutes}; it must be above 0, or null for no limit")
+
+    @property
+    def limit(self) -> int:
+        """Responses."""
+        return self.responses
+
+    @property
+    def measure(self) -> str:
+        """Right answers to the held-out problems."""
+        return "eval/accuracy"
+
+    @property
+    def wish(self) -> str:
+        """A clause that says what has been reached."""
+        return f"at least {self.at_least:.0%} of the held-out problems were right"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,40 +172,18 @@ _SECTIONS: dict[str, type] = {
     "rollout": RolloutConfig,
     "evaluation": EvaluationConfig,
     "goal": GoalConfig,
-    "checkpoint": CheckpointConfig,
-    "cluster": ClusterConfig,
-    "logger": LoggerConfig,
-    "run": RunConfig,
+    **SHARED_SECTIONS,
 }
 
 
 def parse_recipe(name: str, values: dict[str, Any]) -> Recipe:
     """Plain nested values, as composed, to a recipe. Raises ConfigurationError listing every fault found."""
-    values = {"description": "", "seed": 0, **values}
-    values.pop("name", None)
-    workload = values.pop("workload", None)
+    workload = values.get("workload")
     if workload != WORKLOAD:
         raise ConfigurationError(
             f"recipe {name!r} has workload {workload!r}; one for language models says workload: {WORKLOAD}"
         )
-    known = ["description", "seed", "workload", *_SECTIONS]
-    faults = [f"Unknown configuration key {k!r}. " + suggest(k, known, noun="keys") for k in values if k not in known]
-    if not isinstance(values["seed"], int) or isinstance(values["seed"], bool) or values["seed"] < 0:
-        faults.append(f"Configuration key 'seed' is {values['seed']!r}: it should be a whole number of at least 0.")
-    parts: dict[str, Any] = {}
-    for section, record in _SECTIONS.items():
-        given = values.get(section)
-        given = {} if given is None else given
-        if not isinstance(given, dict):
-            faults.append(f"Configuration key {section!r} is {given!r}: it should be a group of keys.")
-            continue
-        try:
-            parts[section] = parse(record, given, at=section)
-        except ConfigurationError as error:
-            faults.append(str(error))
-    if faults:
-        raise ConfigurationError("\n".join(faults))
-    recipe = Recipe(name=name, description=str(values["description"]), seed=values["seed"], **parts)
+    recipe = Recipe(name=name, **parse_sections(values, _SECTIONS, "workload"))
     check(recipe)
     return recipe
 
@@ -221,10 +209,6 @@ def check(recipe: Recipe) -> None:
             f"rollout.extra_prompts is {rollout.extra_prompts}: their responses go on after an update, with newer "
             "weights; that needs algorithm.max_staleness of at least 1"
         )
-    if recipe.goal.at_least is not None and recipe.evaluation.every == 0:
-        faults.append(
-            "goal.at_least is looked up in evaluations, but evaluation.every=0 makes none; set it to 1 or more"
-        )
     limit = rollout.sampling.max_new_tokens
     for index, term in enumerate(recipe.reward.terms):
         if term.kind == "overlong" and term.options.get("limit") not in (None, limit):
@@ -234,19 +218,9 @@ def check(recipe: Recipe) -> None:
             )
     if recipe.model.reference is not None and not algorithm.needs_reference:
         faults.append("model.reference is given, but algorithm.kl_coefficient is 0, so nothing looks at it; remove it")
-    try:
-        recipe.device()
-    except ConfigurationError as error:
-        faults.append(str(error))
-    if faults:
-        raise ConfigurationError("\n".join(faults))
+    refuse(recipe, faults)
 
 
 def load_run_recipe(folder: Path) -> Recipe:
     """The recipe of an existing run, from its config.yaml. Raises ConfigurationError when there is none."""
-    path = folder / "config.yaml"
-    try:
-        values = yaml.safe_load(path.read_text())
-        return parse_recipe(str(values["name"]), values)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} is not the configuration of a run: {type(error).__name__}: {error}") from None
+    return parse_recipe(*read_run_config(folder))

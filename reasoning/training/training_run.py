@@ -1,4 +1,4 @@
-"""One training run under a launcher: what each event of it asks of which workers, and how far it is."""
+"""What a run of the reasoning flow collects, and how it is evaluated."""
 
 from __future__ import annotations
 
@@ -6,81 +6,69 @@ import dataclasses
 import math
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from embodied.errors import CheckpointError
-from embodied.runs.checkpoint import Checkpoint, CheckpointStore
 from embodied.runs.folder import RunFolder
 from embodied.runs.progress import RunProgress
 from embodied.scheduler.launcher import Launcher
+from embodied.training.progress import Progress
+from embodied.training.run import Collection, Evaluation, TrainingRun
+from embodied.training.workload import Workload
 from reasoning.evaluation.metrics import ProblemResult, estimates, rates
 from reasoning.evaluation.page import write_results
-from reasoning.training.learner_worker import Update
 from reasoning.training.messages import Answered, Asked, Graded, Judged, Round
 from reasoning.training.problems import ProblemSets
 from reasoning.training.recipe import Recipe
 
-_WARNING_REST = 25
 # of further questions when few groups were informative: never more than four times as many as are missing
 _LEAST_RATE = 0.25
 
 
 @dataclasses.dataclass
-class Progress:
-    """How far a run is: what a checkpoint keeps beside the workers' state. position: problems asked."""
+class Responses(Progress):
+    """responses: graded in training. position: problems asked. carried: groups that go on in the next iteration."""
 
-    iteration: int = 0  # completed iterations
+    counted: ClassVar[str] = "responses"
+    unit: ClassVar[str] = "responses"
+
     responses: int = 0
     position: int = 0
     carried: int = 0
-    seconds: float = 0.0
-    goals_in_a_row: int = 0
-    before: dict[str, float] = dataclasses.field(default_factory=dict)
-    best: dict[str, float] = dataclasses.field(default_factory=dict)
-    last: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Collected:
-    """What a rollout amounted to: responses that were graded, metrics over them, and warnings."""
+class ReasoningRun(TrainingRun):
+    """One run under a launcher: a model answers, and others judge."""
 
-    responses: int
-    metrics: dict[str, float]
-    warnings: tuple[str, ...]
-
-
-class TrainingRun:
-    """One run under a launcher."""
+    progress: Responses
 
     def __init__(
-        self, recipe: Recipe, sets: ProblemSets, folder: RunFolder, system: Launcher, screen: RunProgress
+        self,
+        workload: Workload,
+        recipe: Recipe,
+        sets: ProblemSets,
+        folder: RunFolder,
+        system: Launcher,
+        screen: RunProgress,
     ) -> None:
-        self.recipe, self.sets, self.folder, self.system, self.screen = recipe, sets, folder, system, screen
+        super().__init__(workload, folder, system, screen)
+        self.recipe, self.sets = recipe, sets
         self.asked: Asked = system.announced["prompts"]
         self.prompts, self.generate, self.reward = (system.group(n) for n in ("prompts", "generate", "reward"))
-        self.learner = system.group("learner")
+        self.trained = tuple(name for name in ("critic", "learner") if name in system.groups)
         # stages between reward and learner, with the operation of each that a round calls
         self._judges = [name for name in ("reference", "critic") if name in system.groups]
-        self.store = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
-        self.progress = Progress()
-        self._clock = time.monotonic()
-        self._lap = self._clock
-        self._warned: dict[str, int] = {}
-        self.version = 0  # of the learner's weights
 
-    async def start(self) -> None:
-        """Fit the devices' memory, and share the first weights."""
-        memory = self.recipe.cluster.memory_mib
-        swapping = await self.system.set_residency(None if memory is None else int(memory * 2**20))
-        if swapping:
-            self.screen.say(f"memory: {', '.join(swapping)} leave their device between turns")
-        self.folder.plan.write_text(self.system.plan.to_json())
-        await self.publish()
-
-    async def collect(self, iteration: int) -> Collected:
+    async def collect(self, iteration: int) -> Collection:
         """Ask problems, generate answers, grade them, and have them judged by the models that do."""
+        began = time.perf_counter()
         if self.recipe.algorithm.uniform_groups == "resample":
-            return await self._collect_informative(iteration)
+            collected = await self._collect_informative(iteration)
+        else:
+            collected = await self._collect_all(iteration)
+        rate = collected.metrics["rollout/tokens"] / (time.perf_counter() - began)
+        return dataclasses.replace(collected, metrics=collected.metrics | {"rollout/tokens_per_second": rate})
+
+    async def _collect_all(self, iteration: int) -> Collection:
         wanted = self.recipe.rollout.prompts
         round = self._round(iteration, wanted)
         if all(self.system.plan.stages[name].resident for name in ("generate", *self._judges)):
@@ -107,7 +95,7 @@ class TrainingRun:
     async def _judge(self, name: str, iteration: int) -> None:
         await self.system.group(name).call(*{"reference": ("refer",), "critic": ("value", iteration)}[name])
 
-    async def _collect_informative(self, iteration: int) -> Collected:
+    async def _collect_informative(self, iteration: int) -> Collection:
         """Dynamic sampling: ask until enough groups have scores that differ, or `max_waves` is reached."""
         wanted, informative, total = self.recipe.rollout.prompts, [], 0
         answered: list[list[Answered]] = []
@@ -141,7 +129,7 @@ class TrainingRun:
         progress.position += count
         return round
 
-    def _collected(self, answered: list[list[Answered]], graded: list[list[Graded]], asked: int) -> Collected:
+    def _collected(self, answered: list[list[Answered]], graded: list[list[Graded]], asked: int) -> Collection:
         answers = [part for parts in answered for part in parts]
         grades = [part for parts in graded for part in parts]
         self.progress.carried = sum(part.carried for part in answered[-1])
@@ -154,33 +142,10 @@ class TrainingRun:
             "rollout/carried": float(self.progress.carried),
         }
         warnings = tuple(warning for part in grades for warning in part.warnings)
-        return Collected(sum(part.responses for part in grades), metrics, warnings)
+        return Collection(sum(part.responses for part in grades), metrics, warnings)
 
-    async def learn(self, iteration: int) -> Update:
-        """Improve the model, and the critic, with what was collected."""
-        stages = [name for name in ("critic", "learner") if name in self.system.groups]
-        async with self.system.turn(*stages):
-            updates = await self.system.together(*(self.system.group(name).call("learn", iteration) for name in stages))
-        update: Update = updates[-1][0]
-        self.version = update.version
-        if len(stages) == 1:
-            return update
-        return dataclasses.replace(update, metrics=updates[0][0].metrics | update.metrics)
-
-    async def publish(self) -> None:
-        """Let generation go on with the learner's weights."""
-        async with self.system.turn("generate", "learner"):
-            await self.system.sync_weights(self.version)
-
-    def due(self) -> int:
-        """How many iterations may pass before the next evaluation, checkpoint or limit has its turn."""
-        done, recipe = self.progress.iteration, self.recipe
-        ahead = [every - done % every for every in (recipe.evaluation.every, recipe.checkpoint.every) if every]
-        left = recipe.goal.responses - self.progress.responses
-        return max(1, min([*ahead, -(-left // recipe.responses_per_iteration)]))
-
-    async def evaluate(self) -> list[ProblemResult]:
-        """Answer the held-out problems with the current weights."""
+    async def evaluate(self) -> Evaluation:
+        """Answer the held-out problems with the current weights; every response is written to read."""
         count = self.asked.held_out
         round = Round(self.progress.iteration, "evaluate", 0, count, count)
         async with self.system.turn("generate", "reward"):
@@ -188,96 +153,24 @@ class TrainingRun:
                 self.prompts.call("ask", round), self.generate.call("answer", round), self.reward.call("judge", round)
             )
         found: list[Judged] = sorted((one for part in judged for one in part), key=lambda one: one.problem)
-        return [ProblemResult(self.sets.held_out[one.problem], one.tries) for one in found]
-
-    async def save(self) -> Checkpoint:
-        """Write a checkpoint of everything."""
-        self._tick()
-        async with self.system.turn("learner", *(["critic"] if "critic" in self.system.groups else [])):
-            workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
-            state = {"progress": dataclasses.asdict(self.progress), "workers": workers}
-            with self.store.writing(self.progress.iteration, state) as folder:
-                await self.learner.call("export", folder / "policy")
-        return Checkpoint(self.store.path(self.progress.iteration), self.progress.iteration)
-
-    async def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
-        state = checkpoint.state()
-        self.progress = Progress(**state["progress"])
-        for name, parts in state["workers"].items():
-            group = self.system.group(name)
-            if len(parts) != group.size:
-                raise CheckpointError(
-                    f"the checkpoint was written by {len(parts)} {name} worker(s), the plan has {group.size}; "
-                    "resume with the run's own plan"
-                )
-            async with self.system.turn(name):
-                await group.scatter("load_state_dict", parts)
-        self.version = state["workers"]["learner"][0]["version"]
-        await self.publish()
-
-    def note_evaluation(self, results: Sequence[ProblemResult]) -> None:
-        """Remember the best, the last, and how often in a row the goal was met; write every response to read."""
-        goal, progress = self.recipe.goal, self.progress
-        metrics = evaluation_metrics(results)
+        results = [ProblemResult(self.sets.held_out[one.problem], one.tries) for one in found]
         described = {
-            "model": f"{self.folder.path}, after iteration {progress.iteration}",
+            "model": f"{self.folder.path}, after iteration {self.progress.iteration}",
             "evaluation": dataclasses.asdict(self.recipe.evaluation),
             "prompt": dataclasses.asdict(self.recipe.prompt),
         }
         write_results(self.folder.path / "evaluation", described, results, estimates(results), rates(results))
-        accuracy = metrics["eval/accuracy"]
-        progress.last = metrics
-        progress.before = progress.before or metrics
-        if not progress.best or accuracy > progress.best["eval/accuracy"]:
-            progress.best = metrics | {
-                "iteration": float(progress.iteration),
-                "responses": float(progress.responses),
-            }
-        met = goal.at_least is not None and accuracy >= goal.at_least
-        progress.goals_in_a_row = progress.goals_in_a_row + 1 if met else 0
+        metrics = evaluation_metrics(results)
         low, high = metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]
-        self.screen.say(
-            f"  evaluation after {progress.responses:,} responses: {accuracy:.1%} right (95 % interval {low:.1%} to "
-            f"{high:.1%}) of {len(results)} held-out problems" + ("  <- goal met" if met else "")
+        return Evaluation(
+            metrics,
+            f"{metrics['eval/accuracy']:.1%} right (95 % interval {low:.1%} to {high:.1%}) of {len(results)} held-out "
+            "problems",
         )
 
-    def warn(self, warnings: tuple[str, ...]) -> None:
-        """Say each warning, but one of the same beginning at most every `_WARNING_REST` iterations."""
-        for warning in warnings:
-            key = warning[:20]
-            last = self._warned.get(key)
-            if last is None or self.progress.iteration - last >= _WARNING_REST:
-                self._warned[key] = self.progress.iteration
-                self.screen.say(f"  warning: {warning}")
-
-    def over(self) -> tuple[str, str] | None:
-        """Status and reason if training is over."""
-        goal, progress = self.recipe.goal, self.progress
-        if goal.at_least is not None and progress.goals_in_a_row >= goal.in_a_row:
-            times = "one evaluation" if goal.in_a_row == 1 else f"{goal.in_a_row} evaluations in a row"
-            return "reached", f"at least {goal.at_least:.0%} of the held-out problems were right in {times}"
-        wanted = ""
-        if goal.at_least is not None:
-            wanted = f" before {goal.at_least:.0%} of the held-out problems were right"
-        if progress.responses >= goal.responses:
-            return "limit", f"the limit of {goal.responses:,} responses was reached{wanted}"
-        if goal.minutes is not None and self.seconds() >= goal.minutes * 60:
-            return "limit", f"the limit of {goal.minutes:g} minutes was reached{wanted}"
-        return None
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        now = time.monotonic()
-        seconds, self._lap = now - self._lap, now
-        return max(seconds, 1e-9)
-
-    def seconds(self) -> float:
-        """Wall seconds this run has taken, stops left out."""
-        return self.progress.seconds + time.monotonic() - self._clock
-
-    def _tick(self) -> None:
-        self.progress.seconds, self._clock = self.seconds(), time.monotonic()
+    def status(self, metrics: dict[str, float]) -> str:
+        """How training answers were."""
+        return f"{metrics.get('reward/right', 0.0):.0%} of training answers right"
 
 
 def evaluation_metrics(results: Sequence[ProblemResult]) -> dict[str, float]:

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from embodied.config.compose import compose_recipe
-from embodied.interaction import profiling
 from embodied.interaction.recipe import parse_recipe
 from embodied.interaction.train import train
+from embodied.interaction.workload import EmbodiedWorkload
 from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import read_metrics
 from embodied.scheduler.plan import Plan
@@ -22,6 +22,7 @@ from embodied.scheduler.planner.profile import (
     StageProfile,
     TimeModel,
 )
+from embodied.training.planning import profile_path
 
 ITERATIONS, SLOW_FROM = 16, 2  # slow before a window of iterations is full
 OPTIONS = [
@@ -64,7 +65,7 @@ def profile() -> FlowProfile:
 def run(folder, *overrides) -> RunFolder:
     recipe = parse_recipe("slowing", compose_recipe("gym_cartpole_ppo_mlp", [*OPTIONS, *overrides]))
     if recipe.cluster.plan == "auto":
-        cache.write_cached(profile(), profiling.profile_path(recipe))
+        cache.write_cached(profile(), profile_path(EmbodiedWorkload(recipe)))
     folder.mkdir()
     run_folder = RunFolder(folder)
     train(recipe, run_folder, command="a test")

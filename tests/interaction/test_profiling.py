@@ -7,12 +7,14 @@ import pytest
 from embodied.commands.main import main
 from embodied.config.compose import compose_recipe
 from embodied.errors import EXIT_DONE, EXIT_REFUSED
-from embodied.interaction import planning, profiling
+from embodied.interaction import profiling
 from embodied.interaction.cost_profile import build_profile
 from embodied.interaction.profiling import Setting, Timing
 from embodied.interaction.recipe import parse_recipe
+from embodied.interaction.workload import EmbodiedWorkload
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner.profile import parse_profile
+from embodied.training.planning import kept_profile, profile_path
 
 SMALL = [
     "rollout.decisions=8",
@@ -88,15 +90,19 @@ def test_a_profile_gives_back_the_times_it_was_made_from():
 
 def test_a_profile_is_kept_for_what_decides_costs_and_not_for_where_things_run(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = profiling.profile_path(cartpole())
+
+    def path_of(*overrides):
+        return profile_path(EmbodiedWorkload(cartpole(*overrides)))
+
+    path = path_of()
     assert path.is_relative_to(tmp_path)
-    assert profiling.profile_path(cartpole("env.slots=2", "env.processes=1", "seed=3", "goal.env_steps=64")) == path
-    assert profiling.profile_path(cartpole("policy.hidden=[16,8]")) != path
-    assert profiling.profile_path(cartpole("env.num_envs=16")) != path
-    assert planning.kept_profile(cartpole()) is None
+    assert path_of("env.slots=2", "env.processes=1", "seed=3", "goal.env_steps=64") == path
+    assert path_of("policy.hidden=[16,8]") != path
+    assert path_of("env.num_envs=16") != path
+    assert kept_profile(EmbodiedWorkload(cartpole())) is None
     path.parent.mkdir(parents=True)
     path.write_text('{"flow": "embod')  # written halfway
-    assert planning.kept_profile(cartpole()) is None
+    assert kept_profile(EmbodiedWorkload(cartpole())) is None
 
 
 @pytest.mark.slow

@@ -16,13 +16,14 @@ from reasoning.training import recipe as recipes
 from reasoning.training.algorithm import AlgorithmConfig
 from reasoning.training.critic_worker import CriticConfig
 from reasoning.training.pieces import LayoutConfig, divide
-from reasoning.training.placement import check_placement
 from reasoning.training.recipe import parse_recipe
+from reasoning.training.workload import ReasoningWorkload
 
 ROOT = Path(configs.__file__).parent
 MATH = [name for name in recipe_names() if name.startswith("math_")]
 DATA = sorted(path.stem for path in (ROOT / "data").glob("*.yaml"))
-SOURCES = "\n".join(p.read_text() for p in sorted((ROOT.parent / "reasoning").rglob("*.py")))
+FOLDERS = [ROOT.parent / "reasoning", ROOT.parent / "embodied" / "training"]
+SOURCES = "\n".join(p.read_text() for folder in FOLDERS for p in sorted(folder.rglob("*.py")))
 RECORDS = [
     AlgorithmConfig,
     CriticConfig,
@@ -42,7 +43,7 @@ def load(name, *overrides):
 @pytest.mark.parametrize("name", MATH)
 def test_recipe_is_valid_and_comes_back_from_its_own_record(name):
     recipe = load(name)
-    check_placement(recipe)
+    assert ReasoningWorkload(recipe).placed().flow == "reasoning"
     assert parse_recipe(name, recipe.as_dict()) == recipe
     assert recipe.description
 

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embodied.errors import ConfigurationError, RefusedInput
-from embodied.interaction import profiling
-from embodied.interaction.cost_profile import build_profile
-from embodied.interaction.flow import embodied_flow
-from embodied.interaction.placement import check_env_workers, make_plan
-from embodied.interaction.recipe import Recipe, check
 from embodied.runs.folder import RunFolder
+from embodied.scheduler.flow import Flow
+from embodied.scheduler.options import ClusterConfig
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner import cache, explain, picture
 from embodied.scheduler.planner.choose import Comparison, compare, to_plan
@@ -22,55 +19,67 @@ from embodied.scheduler.planner.measured import measured_execution
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import FlowProfile, load_profile
 from embodied.scheduler.planner.simulation import simulate
+from embodied.training.workload import Workload
 
 AUTO = "auto"
 
 
-def check_plan(recipe: Recipe) -> None:
+def check_plan(workload: Workload) -> None:
     """Refuse a placement or a plan file that cannot be, before anything is made or measured."""
-    if recipe.cluster.plan == AUTO:
-        _check_auto(recipe)
+    if workload.recipe.cluster.plan == AUTO:
+        _check_auto(workload)
     else:
-        find_plan(recipe, print)
+        find_plan(workload, print)
 
 
-def _check_auto(recipe: Recipe) -> None:
-    if recipe.cluster.address is not None:
+def _check_auto(workload: Workload) -> None:
+    address = workload.recipe.cluster.address
+    if address is not None:
         raise ConfigurationError(
-            f"cluster.plan=auto plans for this machine, not for the Ray cluster at {recipe.cluster.address}; plan for "
+            f"cluster.plan=auto plans for this machine, not for the Ray cluster at {address}; plan for "
             "its size with `embodied plan`, and give the file: cluster.plan=FILE"
         )
 
 
-def find_plan(recipe: Recipe, say: Callable[[str], None]) -> tuple[Plan, FlowProfile | None]:
+def find_plan(workload: Workload, say: Callable[[str], None]) -> tuple[Plan, FlowProfile | None]:
     """The plan that `cluster` asks for, and the recipe's profile where one is known.
 
     `cluster.plan=auto` measures the recipe first if no profile of it on this machine is kept. say: told what happens.
     """
-    wanted = recipe.cluster.plan
+    wanted = workload.recipe.cluster.plan
     if wanted is None:
-        return make_plan(recipe, embodied_flow(recipe, Path())), None
+        return workload.placed(), None
     if wanted == AUTO:
-        _check_auto(recipe)
-        profile = kept_profile(recipe)
+        _check_auto(workload)
+        profile = kept_profile(workload)
         if profile is None:
             say("no profile of this recipe on this machine is kept; measuring its stages ...")
-            profile = refresh_profile(recipe, say)
-        plan = chosen_plan(recipe, compare(profile))
+            profile = refresh_profile(workload, say)
+        plan = chosen_plan(compare(profile), workload.recipe.cluster.device)
     else:
-        profile, plan = kept_profile(recipe), Plan.load(Path(wanted))
-    planned(recipe, plan)
+        profile, plan = kept_profile(workload), Plan.load(Path(wanted))
+    workload.flow(plan)
     return plan, profile
 
 
-def describe_plan(recipe: Recipe) -> str:
+def check_suits(plan: Plan, flow: Flow, cluster: ClusterConfig) -> None:
+    """Raise ConfigurationError where a plan is not for this flow, or not for this cluster."""
+    plan.check(flow)
+    if plan.launcher == "inline" and cluster.address is not None:
+        raise ConfigurationError(
+            "the plan's launcher is inline, which runs in this process; it cannot use cluster.address"
+        )
+
+
+def describe_plan(workload: Workload) -> str:
     """What `find_plan` would come to, in words, without measuring anything."""
-    if recipe.cluster.plan == AUTO and kept_profile(recipe) is None:
+    recipe = workload.recipe
+    if recipe.cluster.plan == AUTO and kept_profile(workload) is None:
         return (
             "plan: found when the run starts, which first measures the stages (no profile of this recipe on this "
-            f"machine is kept); do that now: embodied profile {recipe.name}"
+            f"machine is kept); do that now: {workload.program} profile {recipe.name}"
         )
-    plan, profile = find_plan(recipe, print)
+    plan, profile = find_plan(workload, print)
     lines = [f"plan: {plan.launcher} launcher, {plan.why}"]
     for name, stage in plan.stages.items():
         processes = "" if stage.processes is None else f", simulator processes {stage.processes}"
@@ -85,46 +94,34 @@ def describe_plan(recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def planned(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with the numbers of slots and simulator processes that its plan says, checked again.
-
-    Raises ConfigurationError where the plan does not suit the recipe, with what would."""
-    plan.check(embodied_flow(recipe, Path()))
-    if plan.launcher == "inline" and recipe.cluster.address is not None:
-        raise ConfigurationError(
-            "the plan's launcher is inline, which runs in this process; it cannot use cluster.address"
-        )
-    slots = {stage.slots for stage in (plan.stages["env"], plan.stages["policy"])}
-    if len(slots) > 1:
-        raise ConfigurationError(
-            f"the plan gives env and policy different numbers of slots ({sorted(slots)}); they serve the same ones"
-        )
-    placed = plan.stages["env"]
-    processes = recipe.env.processes if placed.processes is None else placed.processes
-    found = dataclasses.replace(recipe, env=dataclasses.replace(recipe.env, slots=placed.slots, processes=processes))
-    check(found)
-    check_env_workers(found, len(placed.devices))
-    return found
+def profile_path(workload: Workload) -> Path:
+    """Where the profile of this recipe on this machine is kept."""
+    return cache.cached_profile_path(workload.recipe.name, workload.costs(), workload.packages)
 
 
-def kept_profile(recipe: Recipe) -> FlowProfile | None:
+def kept_profile(workload: Workload) -> FlowProfile | None:
     """The profile of this recipe, hardware and code, if it was measured before."""
-    return cache.read_cached(profiling.profile_path(recipe))
+    return cache.read_cached(profile_path(workload))
 
 
-def refresh_profile(recipe: Recipe, say: Callable[[str], None]) -> FlowProfile:
+def refresh_profile(workload: Workload, say: Callable[[str], None]) -> FlowProfile:
     """Measure the recipe and keep its profile."""
-    profile = build_profile(recipe, profiling.measure(recipe, say))
-    path = profiling.profile_path(recipe)
+    profile = dataclasses.replace(
+        workload.measure(say),
+        recipe=workload.recipe.name,
+        hardware=cache.hardware(),
+        code=cache.code_version(workload.packages),
+        source="measured by short real runs of the recipe",
+    )
+    path = profile_path(workload)
     cache.write_cached(profile, path)
     say(f"profile: {path}")
     return profile
 
 
-def chosen_plan(recipe: Recipe, comparison: Comparison) -> Plan:
-    """The best plan with the reason why, on the device that the recipe names, if it names one."""
+def chosen_plan(comparison: Comparison, device: str) -> Plan:
+    """The best plan with the reason why, on the device that `cluster.device` names, if it names one."""
     plan = to_plan(comparison.problem, comparison.best, explain.why(comparison))
-    device = recipe.cluster.device
     if not device.startswith("cuda:"):
         return plan
     stages = {
@@ -135,21 +132,21 @@ def chosen_plan(recipe: Recipe, comparison: Comparison) -> Plan:
 
 
 def follow(
-    recipe: Recipe, folder: RunFolder, plan: Plan, profile: FlowProfile | None, say: Callable[[str], None]
+    workload: Workload, folder: RunFolder, plan: Plan, profile: FlowProfile | None, say: Callable[[str], None]
 ) -> Following | None:
     """Keep plan and profile in the run's folder; what follows the plan, if its time can be predicted.
 
-    Acting that runs ahead of learning (`algorithm.max_staleness`) is not predicted, so such a run is not followed.
+    Acting that runs ahead of learning is not predicted, so such a run is not followed.
     say: told why a plan is carried out but not followed."""
     folder.plan.write_text(plan.to_json())
-    if profile is None or recipe.algorithm.max_staleness > 0:
+    if profile is None or workload.ahead > 0:
         return None
     try:
         following = Following(profile, plan)
     except ConfigurationError as error:
         say(f"the plan is carried out, but not followed: {error}")
         return None
-    folder.profile.write_text(profile.to_json())
+    keep_profile(folder, following)
     return following
 
 

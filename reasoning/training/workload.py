@@ -1,0 +1,124 @@
+"""The reasoning workload: what the shared run loop has to know of a recipe for language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import embodied
+import reasoning
+from embodied.errors import ConfigurationError
+from embodied.runs.folder import RunFolder
+from embodied.runs.progress import RunProgress
+from embodied.scheduler.flow import Flow
+from embodied.scheduler.launcher import Launcher
+from embodied.scheduler.plan import Plan
+from embodied.scheduler.planner.profile import FlowProfile
+from embodied.training.placement import named_plan
+from embodied.training.planning import check_suits
+from embodied.training.progress import Progress
+from embodied.training.workload import Farewell, Outcome, Workload
+from reasoning.models.loading import without_progress_bars
+from reasoning.problems.record import Problem
+from reasoning.training.flow import reasoning_flow
+from reasoning.training.problems import ProblemSets, gather
+from reasoning.training.recipe import Recipe, parse_recipe
+from reasoning.training.training_run import ReasoningRun, Responses
+
+_NO_PROBLEMS = ProblemSets((), (), "")
+
+
+class ReasoningWorkload(Workload):
+    """A recipe for a language model. problems, reward: from Python, instead of the recipe's."""
+
+    program: ClassVar[str] = "reasoning"
+    progress: ClassVar[type[Progress]] = Responses
+    # all of this package, and what it runs of the shared ones
+    packages = (
+        *(Path(embodied.__file__).parent / name for name in ("algorithms", "learner", "scheduler", "training")),
+        Path(reasoning.__file__).parent,
+    )
+
+    def __init__(
+        self, recipe: Recipe, problems: Sequence[Problem] | None = None, reward: Callable[..., Any] | None = None
+    ) -> None:
+        self.recipe: Recipe = recipe
+        self.problems, self.reward = problems, reward
+        self.given = frozenset(name for name in ("problems", "reward") if getattr(self, name) is not None)
+        self.sets = _NO_PROBLEMS
+
+    def placed(self) -> Plan:
+        """See Workload; generation has the devices that act."""
+        flow = reasoning_flow(self.recipe, _NO_PROBLEMS, self.recipe.device(), Path())
+        plan = named_plan(flow, self.recipe.cluster, self.recipe.device(), acting="generate")
+        _check_prompts(plan)
+        return plan
+
+    def flow(self, plan: Plan, folder: RunFolder | None = None) -> Flow:
+        """See Workload."""
+        alarms = Path() if folder is None else folder.path / "alarms"
+        flow = reasoning_flow(self.recipe, self.sets, self.recipe.device(), alarms, self.reward)
+        check_suits(plan, flow, self.recipe.cluster)
+        _check_prompts(plan)
+        return flow
+
+    def costs(self) -> dict[str, Any]:
+        """See Workload."""
+        raise ConfigurationError("the stages of this workload cannot be measured yet; give a plan.json")
+
+    def measure(self, say: Callable[[str], None]) -> FlowProfile:
+        """See Workload."""
+        raise ConfigurationError("the stages of this workload cannot be measured yet; give a plan.json")
+
+    @property
+    def per_iteration(self) -> int:
+        """Responses, without dynamic sampling."""
+        return self.recipe.responses_per_iteration
+
+    @property
+    def ahead(self) -> int:
+        """See Workload. With extra prompts the staleness is that of responses that go on after an update, not of whole
+        rollouts."""
+        return 0 if self.recipe.rollout.extra_prompts else self.recipe.algorithm.max_staleness
+
+    def prepare(self) -> str:
+        """Load the problems."""
+        without_progress_bars()
+        self.sets = gather(self.recipe, self.problems)
+        return f"problems: {self.sets.summary}"
+
+    def begin(self, folder: RunFolder, system: Launcher, screen: RunProgress) -> ReasoningRun:
+        """See Workload."""
+        return ReasoningRun(self, self.recipe, self.sets, folder, system, screen)
+
+    def finish(self, outcome: Outcome, say: Callable[[str], None]) -> None:
+        """Nothing is left to do: every evaluation has written its page."""
+
+    def farewell(self, outcome: Outcome) -> Farewell:
+        """See Workload."""
+        folder, result = outcome.folder, outcome.result
+        before, after = result["before"]["eval/accuracy"], result["after"]["eval/accuracy"]
+        problems = result["after"]["eval/problems"]
+        model = Path(result["checkpoint"]) / "policy"
+        files: dict[str, Path | None] = {
+            "responses": folder.path / "evaluation" / "index.html",
+            "model": model,
+            "metrics": folder.metrics,
+            "trace": folder.trace,
+        }
+        return Farewell(
+            (f"Right answers to {problems:.0f} held-out problems: {before:.1%} -> {after:.1%}.",),
+            files,
+            (("reasoning eval ", folder.path), (f"reasoning train {self.recipe.name} model.source=", model)),
+        )
+
+
+def _check_prompts(plan: Plan) -> None:
+    if len(plan.stages["prompts"].devices) > 1:
+        raise ConfigurationError("one worker asks all problems, in one order; give stage prompts one device")
+
+
+def parse_workload(name: str, values: dict[str, Any]) -> ReasoningWorkload:
+    """Of a composed recipe. Raises ConfigurationError listing every fault found."""
+    return ReasoningWorkload(parse_recipe(name, values))

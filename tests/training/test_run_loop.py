@@ -1,0 +1,198 @@
+"""The run loop by itself, with a workload that counts beans: what it does is the same whatever is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from embodied.commands import report, workloads
+from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
+from embodied.runs.folder import RunFolder, create_run_folder
+from embodied.runs.metrics import read_metrics
+from embodied.scheduler.inline import InlineLauncher
+from embodied.scheduler.plan import Plan
+from embodied.scheduler.planner.follow import Following, Verdict
+from embodied.training.loop import new_folder, started_with, train
+from tests.training.toy_workload import BeanGoal, BeanRecipe, BeanRun, BeanWorkload, Every
+
+
+def recipe(**changes) -> BeanRecipe:
+    return dataclasses.replace(BeanRecipe(), **changes)
+
+
+def carried_out(workload: BeanWorkload, folder, **options):
+    made = RunFolder(folder) if options.get("resume") else create_run_folder(folder.parent, "beans", folder)
+    return train(workload, made, command="beans train beans", **options)
+
+
+def curve(folder) -> list[tuple[int, int, dict[str, float]]]:
+    return [
+        (r["iteration"], r["env_steps"], {k: v for k, v in r["metrics"].items() if not k.startswith("time/")})
+        for r in read_metrics(RunFolder(folder).metrics)
+    ]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    carried_out(BeanWorkload(), tmp_path / "whole")
+    return curve(tmp_path / "whole")
+
+
+def test_a_run_counts_evaluates_keeps_checkpoints_and_ends_at_its_limit(tmp_path):
+    goal = BeanGoal(at_least=1000.0, beans=15)
+    outcome = carried_out(BeanWorkload(recipe(goal=goal)), tmp_path / "run")
+    assert outcome.status == "limit"
+    assert (
+        outcome.reason == "the limit of 15 beans was reached before the beans weighed at least 1000 in one evaluation"
+    )
+    result = json.loads(outcome.folder.result.read_text())
+    assert (result["iterations"], result["beans"], result["command"]) == (5, 15, "beans train beans")
+    assert result["before"] == {"eval/total": 0.0}
+    assert result["best"] == result["after"] | {"iteration": 5.0, "beans": 15.0}
+    steps = sorted(path.name for path in outcome.folder.checkpoints.iterdir())
+    assert steps == [f"step_{i}" for i in range(1, 6)]
+    found = curve(tmp_path / "run")
+    assert [(iteration, beans) for iteration, beans, _ in found] == [(i, 3 * i) for i in range(6)]
+    # evaluated before, every second time, and at the end
+    assert [i for i, _, metrics in found if "eval/total" in metrics] == [0, 2, 4, 5]
+    # totals by hand: 0+1+2 = 3; then 3 times half the total on top of 1+2+3
+    assert [m["learner/total"] for _, _, m in found[1:3]] == [3.0, 3 + 3 * 1.5 + 6]
+    assert (outcome.folder.checkpoints / "step_5" / "policy" / "total.txt").is_file()
+    log = outcome.folder.log.read_text()
+    assert log.count("warning: heavy") == 1  # the same one rests
+    assert "bottleneck learner" in log
+
+
+def test_the_goal_counts_evaluations_in_a_row(tmp_path):
+    # after 2 iterations 13.5, after 4 far more
+    goal = BeanGoal(at_least=14.0, in_a_row=2, beans=60)
+    outcome = carried_out(BeanWorkload(recipe(goal=goal)), tmp_path / "run")
+    assert (outcome.status, outcome.reason) == ("reached", "the beans weighed at least 14 in 2 evaluations in a row")
+    assert outcome.result["iterations"] == 6
+
+
+def test_a_resumed_run_has_the_metrics_of_one_that_never_stopped(tmp_path, whole):
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "stopped" / "checkpoints" / f"step_{step}")
+    carried_out(BeanWorkload(), tmp_path / "stopped", resume=True)
+    assert curve(tmp_path / "stopped") == whole
+
+
+def test_a_dead_worker_costs_the_time_since_the_last_checkpoint_and_no_bit(tmp_path, whole, monkeypatch):
+    deaths = iter([True, True])
+
+    class Dying(BeanRun):
+        async def learn(self, iteration):
+            if iteration == 2 and next(deaths, False):
+                raise EmbodiedError("nobody answers")
+            return await super().learn(iteration)
+
+    async def dead(self):
+        return ["field[0]"]
+
+    monkeypatch.setattr(InlineLauncher, "dead", dead)
+    outcome = carried_out(BeanWorkload(run=Dying), tmp_path / "run")
+    assert outcome.folder.log.read_text().count("starting all workers again") == 2
+    assert curve(tmp_path / "run") == whole
+    deaths = iter([True])
+    none_left = dataclasses.replace(BeanRecipe().cluster, restarts=0)
+    with pytest.raises(WorkerDied, match=r"field\[0\] died: nobody answers"):
+        carried_out(BeanWorkload(recipe(cluster=none_left), run=Dying), tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "result.json").read_text())["status"] == "failed"
+
+
+def test_a_full_disk_in_the_middle_does_not_stop_training(tmp_path, whole, monkeypatch):
+    class Full(BeanRun):
+        async def save(self):
+            if self.progress.iteration == 2:
+                raise CheckpointError("no space is left.")
+            return await super().save()
+
+    outcome = carried_out(BeanWorkload(run=Full), tmp_path / "run")
+    assert "no space is left. Training goes on." in outcome.folder.log.read_text()
+    assert curve(tmp_path / "run") == whole
+
+
+def test_an_interrupted_run_says_so_and_goes_on(tmp_path, whole):
+    class Interrupted(BeanRun):
+        async def collect(self, iteration):
+            if iteration == 3:
+                raise KeyboardInterrupt
+            return await super().collect(iteration)
+
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(BeanWorkload(run=Interrupted), tmp_path / "run")
+    result = RunFolder(tmp_path / "run").read_result()
+    assert (result["status"], result["iterations"]) == ("interrupted", 3)
+    assert started_with(BeanWorkload(), RunFolder(tmp_path / "run")) == "beans train beans"
+    carried_out(BeanWorkload(), tmp_path / "run", resume=True)
+    assert curve(tmp_path / "run") == whole
+
+
+def test_what_was_given_from_python_must_be_given_again(tmp_path):
+    workload = BeanWorkload()
+    workload.given = frozenset({"soil"})
+    folder = carried_out(workload, tmp_path / "run").folder
+    assert started_with(workload, folder)
+    with pytest.raises(RefusedInput, match=r"had soil of its own; go on with beans\.resume"):
+        started_with(BeanWorkload(), folder)
+
+
+def test_a_run_that_cannot_be_leaves_no_folder(tmp_path):
+    wrong = dataclasses.replace(BeanRecipe().cluster, workers={"meadow": 2})
+    planned = recipe(cluster=wrong, run=dataclasses.replace(BeanRecipe().run, folder=str(tmp_path / "run")))
+    with pytest.raises(RefusedInput, match=r"'meadow' that this recipe lacks.*field, learner"):
+        new_folder(BeanWorkload(planned))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_is_measured_for_once_followed_and_changed_on_the_way(tmp_path, monkeypatch, whole):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    auto = recipe(cluster=dataclasses.replace(BeanRecipe().cluster, plan="auto"))
+    workload = BeanWorkload(auto)
+    outcome = carried_out(workload, tmp_path / "first")
+    assert workload.measured == 1
+    assert curve(tmp_path / "first") == whole
+    records = read_metrics(outcome.folder.metrics)[1:]
+    assert all(r["metrics"]["time/predicted_s"] == pytest.approx(6e-3) for r in records)
+    assert outcome.folder.profile.is_file()
+
+    genuine = Following.note
+
+    def drifted(self, spent, seconds, left):
+        genuine(self, spent, seconds, left)
+        if left == 2 and not self.plan.why.startswith("another"):
+            return Verdict({}, dataclasses.replace(self.plan, why="another, for once"), "the field is slow")
+        return None
+
+    monkeypatch.setattr(Following, "note", drifted)
+    outcome = carried_out(workload, tmp_path / "second")
+    assert workload.measured == 1  # kept
+    log = outcome.folder.log.read_text()
+    assert "plan: the field is slow" in log
+    assert "resumed after iteration 2 (6 beans)" in log
+    assert Plan.load(outcome.folder.plan).why == "another, for once"
+    assert curve(tmp_path / "second") == whole
+
+
+def test_a_command_says_where_everything_is_and_what_is_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "write", lambda folder: folder / "report.html")
+    folder = create_run_folder(tmp_path, "beans", tmp_path / "run")
+    workload = BeanWorkload(recipe(evaluation=Every(every=1)))
+    assert workloads.carry_out(workload, folder, command="beans train beans", resume=False) == 0
+    said = capsys.readouterr().out.split("harvested\n")[1]
+    assert said.split("\n") == [
+        "",
+        "Stopped: the limit of 12 beans was reached.",
+        "Beans are counted.",
+        "  report     run/report.html",
+        "  trace      run/trace.json",
+        "next:",
+        "  eat beans",
+        "",
+    ]

@@ -19,7 +19,8 @@ class ClusterConfig:
     placement: shared, split or mixed; see docs/scheduler.md. workers: how many, by stage. devices: which, by stage, one
     a worker, instead of the placement's.
     plan: a plan.json that says all of this, or auto: found by the planner from a measured profile. It also sets slots
-    and simulator processes. None: launcher, placement, workers and devices say it.
+    and simulator processes. A launcher beside a file has to be the file's. None: launcher, placement, workers and
+    devices say it.
     memory_mib: state (weights, optimiser) that a device may hold at once; above it stages swap. None: no limit.
     restarts: how often a run starts its workers again, from its latest checkpoint, after the process of one has died.
     threads: of the tensor library in every process that computes, at most the cores that a worker is pinned to; sums
@@ -44,7 +45,8 @@ class ClusterConfig:
         if self.deadline_seconds <= 0 or (self.memory_mib is not None and self.memory_mib <= 0):
             raise ValueError("deadline_seconds and memory_mib must be above 0 (memory_mib may be null)")
         if self.plan is not None:
-            named = {"launcher": "auto", "placement": "shared", "workers": {}, "devices": {}}
+            named = {"placement": "shared", "workers": {}, "devices": {}}
+            named |= {"launcher": "auto"} if self.plan == "auto" else {}
             both = [f"cluster.{name}" for name, unset in named.items() if getattr(self, name) != unset]
             if both:
                 raise ValueError(

@@ -58,6 +58,12 @@ def find_plan(workload: Workload, say: Callable[[str], None]) -> tuple[Plan, Flo
         plan = chosen_plan(compare(profile), workload.recipe.cluster.device)
     else:
         profile, plan = kept_profile(workload), Plan.load(Path(wanted))
+        launcher = workload.recipe.cluster.launcher
+        if launcher not in ("auto", plan.launcher):
+            raise ConfigurationError(
+                f"the launcher of the plan {wanted} is {plan.launcher}, and cluster.launcher={launcher}; leave "
+                "cluster.launcher out, or change it in the file"
+            )
     workload.flow(plan)
     return plan, profile
 

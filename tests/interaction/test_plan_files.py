@@ -2,12 +2,17 @@
 
 import json
 
+import pytest
+
+from embodied.commands.workloads import recipe_workload
 from embodied.config.compose import compose_recipe
+from embodied.errors import ConfigurationError
 from embodied.interaction.recipe import parse_recipe
 from embodied.interaction.train import train
 from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import read_metrics
 from embodied.scheduler.plan import Plan
+from embodied.training.planning import check_plan
 
 OPTIONS = [
     "rollout.decisions=8",
@@ -51,3 +56,15 @@ def test_a_plan_of_several_workers_and_slots_is_carried_out_and_gives_the_curve_
     assert Plan.load(planned.plan) == Plan.load(plan)
     assert workers(planned, "env") == 2
     assert curve(planned) == curve(run(tmp_path / "plain"))
+
+
+def test_a_launcher_beside_a_plan_has_to_be_the_plans(tmp_path):
+    plan = tmp_path / "plan.json"
+    stages = {name: {"devices": ["cpu"]} for name in ("env", "policy", "learner")}
+    plan.write_text(json.dumps({"flow": "embodied", "launcher": "inline", "stages": stages}))
+    options = [*OPTIONS, f"cluster.plan={plan}"]
+    with pytest.raises(ConfigurationError, match=r"is inline, and cluster.launcher=ray; leave cluster.launcher out"):
+        check_plan(recipe_workload("gym_cartpole_ppo_mlp", [*options, "cluster.launcher=ray"]))
+    check_plan(recipe_workload("gym_cartpole_ppo_mlp", [*options, "cluster.launcher=inline"]))
+    with pytest.raises(ConfigurationError, match=r"so do cluster\.launcher; leave one out"):
+        recipe_workload("gym_cartpole_ppo_mlp", [*OPTIONS, "cluster.plan=auto", "cluster.launcher=ray"])

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -64,12 +64,22 @@ def check_sizes(config: EnvConfig) -> None:
             f"straggler_seconds={config.straggler_seconds:g} must be above 0 and below step_seconds="
             f"{config.step_seconds:g}, at which a process is killed; leave it out to wait for all."
         )
+    if config.straggler_seconds is not None and config.processes is not None and config.processes < 2:
+        refuse_lonely_straggler(config.straggler_seconds, config.processes)
     size = num_envs // slots
     if config.processes is not None and not 0 <= config.processes <= size:
         raise ConfigurationError(
             f"processes={config.processes} must be between 0 (simulate in this process) and {size}, the number of "
             f"environments of one slot (num_envs={num_envs} / slots={slots}), since every process serves every slot."
         )
+
+
+def refuse_lonely_straggler(seconds: float, processes: int) -> NoReturn:
+    """Raises ConfigurationError: with fewer than two processes there is none to go on with."""
+    raise ConfigurationError(
+        f"straggler_seconds={seconds:g} lets a batch go on without a process that is too slow, but with processes="
+        f"{processes} there is no other to go on with. Use 2 processes or more, or leave it out."
+    )
 
 
 class _Slot:

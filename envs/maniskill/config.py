@@ -54,7 +54,7 @@ class ManiSkillConfig(EnvConfig):
     scene_seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.picture_size is not None and not (8 <= min(self.picture_size) and max(self.picture_size) <= 2048):
+        if self.picture_size is not None and not (min(self.picture_size) >= 8 and max(self.picture_size) <= 2048):
             raise ValueError(f"image_size is {self.image_size}; it must be between 8 and 2048 pixels")
         if self.field_of_view is not None and not 1 <= self.field_of_view < 180:
             raise ValueError(f"field_of_view is {self.field_of_view}; it must be from 1 to below 180 degrees")

@@ -26,7 +26,7 @@ from envs.memory import EnvMemory
 from envs.pool.process import SimulatorProcess, free_cores
 from envs.pool.shared import Shared, pickle_factory, process_count
 from envs.pool.worker import CONTROL_COLUMNS, Attached, Failure, Made, Phase, Reply, Setup
-from envs.slots import Part, SlottedEnv, split_evenly
+from envs.slots import Part, SlottedEnv, refuse_lonely_straggler, split_evenly
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class ProcessHost(SlottedEnv):
         count = process_count(config)
         if count == 0:
             raise ConfigurationError("processes=0 asks for no simulator process: use LocalVectorEnv.")
+        if count == 1 and config.straggler_seconds is not None:
+            refuse_lonely_straggler(config.straggler_seconds, count)
         size = self.slot_size
         self.parts = [
             Part(process, slot, start, stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,8 +60,3 @@ def on_shelf(number: int, model: Model) -> list[float]:
     middle = (_COLUMNS - 1) / 2
     x, y = _SHELF[0] + (row - middle) * _APART, _SHELF[1] + (column - middle) * _APART
     return [x, y, _GAP - model.low[2], 1.0, 0.0, 0.0, 0.0]
-
-
-def extent(model: Model) -> float:
-    """Metres from corner to corner of a thing's box."""
-    return math.dist(model.low, model.high)

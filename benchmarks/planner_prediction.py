@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -67,23 +68,20 @@ def slots_and_processes(workload: Workload) -> list[Plan]:
     ]
 
 
-def workers_and_processes(workload: Workload) -> list[Plan]:
-    """All stages in this process; in one each on the same cores; generation and learning on cores of their own; two
-    workers that generate, in this process, in processes of their own; and two that grade."""
+def processes_and_cores(workload: Workload) -> list[Plan]:
+    """All stages in this process; in one each on all cores; generation and learning on cores of their own, the rest on
+    all of them; and grading on another core than generation."""
     names = list(workload.placed().stages)
 
-    def plan(launcher: str, **devices: tuple[str, ...]) -> Plan:
-        stages = {name: StagePlan(devices=devices.get(name, ("cpu",))) for name in names}
+    def plan(launcher: Literal["inline", "ray"], **devices: str) -> Plan:
+        stages = {name: StagePlan(devices=(devices.get(name, "cpu"),)) for name in names}
         return Plan(flow="reasoning", launcher=launcher, stages=stages)
 
-    apart = {"generate": ("cpu:0",), "learner": ("cpu:1",)}
     return [
         plan("inline"),
         plan("ray"),
-        plan("ray", **apart),
-        plan("inline", generate=("cpu", "cpu")),
-        plan("ray", generate=("cpu:0", "cpu:1")),
-        plan("ray", **apart, reward=("cpu:0", "cpu:1")),
+        plan("ray", generate="cpu:0", learner="cpu:1"),
+        plan("ray", generate="cpu:0", reward="cpu:1"),
     ]
 
 
@@ -133,8 +131,8 @@ CASES = (
     Case(
         "math_grpo_tiny",
         (*QUIET, "evaluation.size=8", "rollout.prompts=8"),
-        "Sums, GRPO",
-        workers_and_processes,
+        "Sums",
+        processes_and_cores,
         devices_shown,
     ),
 )

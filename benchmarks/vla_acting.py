@@ -29,7 +29,7 @@ import transformers
 from embodied.random import RowNoise
 from policies import openvla, openvla_oft
 from policies.api import Interface, Sampling
-from policies.vla.llama import causal_plan
+from policies.vla.attention import causal_plan
 from policies.vla.network import positions_of
 
 BATCH = 16

@@ -13,7 +13,8 @@ from tensordict import TensorDict
 
 from policies import distributions
 from policies.api import Evaluation, Noise, PolicyOutput, Sampling
-from policies.vla.llama import AttentionPlan, KeyValueCache, causal_plan
+from policies.vla.attention import bidirectional_plan, causal_plan
+from policies.vla.llama import KeyValueCache
 from policies.vla.network import positions_of
 from policies.vla.policy import Context, VLAPolicy
 from policies.vla.statistics import RangeGuard
@@ -55,12 +56,12 @@ class OpenVLAPolicy(VLAPolicy):
         value = self.values(hidden, inputs)
         valid = context.valid
         if valid is not None:
-            valid = torch.cat([valid, valid.new_ones(batch, count)], dim=1)[:, None, None, :]
+            valid = torch.cat([valid, valid.new_ones(batch, count)], dim=1)
         tokens, logprobs = [], []
         for step in range(count):
             if step:
                 # one query, and all keys are in its past: only padding is masked
-                plan = AttentionPlan(None if valid is None else valid[..., : length + step], causal=False)
+                plan = bidirectional_plan(None if valid is None else valid[:, : length + step])
                 position = (context.counts + (step - 1))[:, None]
                 embedding = self.model.language_model.embed(tokens[-1][:, None])
                 hidden = self.model.hidden(embedding, position, plan, cache)[:, 0]

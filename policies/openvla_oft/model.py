@@ -8,6 +8,7 @@ prompt token gives the first. Acting and evaluating are the same pass.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict
@@ -19,8 +20,8 @@ from policies.api import Evaluation, Imitation, Interface, Noise, Observed, Poli
 from policies.openvla_oft.config import OpenVLAOFTConfig
 from policies.openvla_oft.heads import RegressionHead, StateProjector, add_film, film_layers
 from policies.vla import checkpoint, lora
+from policies.vla.attention import bidirectional_plan
 from policies.vla.bundle import Bundle
-from policies.vla.llama import bidirectional_plan
 from policies.vla.network import OpenVLAModel
 from policies.vla.policy import VLAPolicy
 from policies.vla.statistics import RangeGuard
@@ -58,6 +59,14 @@ class OpenVLAOFTPolicy(VLAPolicy):
             self.action_head = RegressionHead(width, interface.action_dim)
             model.language_model.lm_head.requires_grad_(False)
         self.require_bidirectional()
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As a module's; on another device another kernel may attend, so the assertion at load is repeated there."""
+        before = self.device
+        super().to(*args, **kwargs)
+        if self.device != before:
+            self.require_bidirectional()
+        return self
 
     @torch.no_grad()
     def require_bidirectional(self) -> None:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from policies.vla.attention import Attend, AttentionPlan, Kernel, attention
+
 
 @dataclasses.dataclass(frozen=True)
 class LlamaShape:
@@ -73,50 +75,6 @@ class KeyValueCache:
         return block[0][:, :, :end], block[1][:, :, :end]
 
 
-@dataclasses.dataclass(frozen=True)
-class AttentionPlan:
-    """Who sees whom: a boolean mask broadcastable to [B, 1, queries, keys], or None, with `causal` the triangle."""
-
-    mask: torch.Tensor | None
-    causal: bool
-
-    def additive(self, like: torch.Tensor) -> AttentionPlan:
-        """The same with 0 and -inf in the type of `like`, converted once instead of by every layer's kernel."""
-        if self.mask is None:
-            return self
-        mask = torch.zeros(self.mask.shape, dtype=like.dtype, device=like.device)
-        return AttentionPlan(mask.masked_fill_(~self.mask, -torch.inf), causal=False)
-
-    def for_rows(self, rows: slice | None, x: torch.Tensor) -> AttentionPlan:
-        """The additive plan of the queries `rows` of `x` [B, S, D], against all keys."""
-        if rows is None:
-            return self
-        if self.causal:
-            index = torch.arange(x.shape[1], device=x.device)
-            lower = (index[None, :] <= index[rows, None])[None, None]
-            return AttentionPlan(lower, causal=False).additive(x)
-        if self.mask is None or self.mask.shape[2] == 1:
-            return self
-        return AttentionPlan(self.mask[:, :, rows], causal=False)
-
-
-def causal_plan(valid: torch.Tensor | None) -> AttentionPlan:
-    """Each position sees itself and what came before; `valid` bool [B, S] marks keys that are no padding (None: all).
-
-    The first position must be valid, or a padding query would see nothing.
-    """
-    if valid is None:
-        return AttentionPlan(None, causal=True)
-    length = valid.shape[1]
-    lower = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-    return AttentionPlan(lower & valid[:, None, None, :], causal=False)
-
-
-def bidirectional_plan(valid: torch.Tensor | None) -> AttentionPlan:
-    """Every position sees every valid one, later ones too."""
-    return AttentionPlan(None if valid is None else valid[:, None, None, :], causal=False)
-
-
 class Rotary(nn.Module):
     """Cosines and sines of rotary position embedding (Su et al. 2021), in the half-split convention."""
 
@@ -159,13 +117,12 @@ class RMSNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention through torch's scaled_dot_product_attention."""
+    """Grouped-query attention."""
 
     def __init__(self, shape: LlamaShape, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = shape.head_dim
-        self.grouped = shape.num_key_value_heads != shape.num_attention_heads
         width, kv_width = shape.hidden_size, shape.num_key_value_heads * shape.head_dim
         self.q_proj = nn.Linear(width, width, bias=False)
         self.k_proj = nn.Linear(width, kv_width, bias=False)
@@ -179,7 +136,7 @@ class SelfAttention(nn.Module):
         self,
         x: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
-        plan: AttentionPlan,
+        attend: Attend,
         cache: KeyValueCache | None,
         rows: slice | None,
     ) -> torch.Tensor:
@@ -192,10 +149,7 @@ class SelfAttention(nn.Module):
         queries = rotate(self._heads(self.q_proj(x)), cos, sin)
         if cache is not None:
             keys, values = cache.append(self.layer, keys, values)
-        out = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=plan.mask, is_causal=plan.causal, enable_gqa=self.grouped
-        )
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(attend(queries, keys, values).flatten(2))
 
 
 class MLP(nn.Module):
@@ -225,12 +179,12 @@ class DecoderLayer(nn.Module):
         self,
         x: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
-        plan: AttentionPlan,
+        attend: Attend,
         cache: KeyValueCache | None = None,
         rows: slice | None = None,
     ) -> torch.Tensor:
         """x [B, S, D] -> [B, S, D], or [B, rows, D] where only those are wanted."""
-        attended = self.self_attn(self.input_layernorm(x), rope, plan, cache, rows)
+        attended = self.self_attn(self.input_layernorm(x), rope, attend, cache, rows)
         x = (x if rows is None else x[:, rows]) + attended
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -246,6 +200,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.rotary = Rotary(shape.head_dim, shape.rope_theta)
         self.recompute = False
+        self.kernel: Kernel = "sdpa"
 
     def forward(
         self,
@@ -267,12 +222,14 @@ class Decoder(nn.Module):
         Returns [B, S or rows, D].
         """
         rope = self.rotary(positions, embeddings.dtype)
-        plan = plan.additive(embeddings)
+        attend = attention(self.kernel, plan, embeddings)
         x = embeddings
         recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.layers[:-1]:
-            x = checkpoint(layer, x, rope, plan, use_reentrant=False) if recompute else layer(x, rope, plan, cache)
-        x = self.layers[-1](x, rope, plan.for_rows(rows, x), cache, rows)
+            x = checkpoint(layer, x, rope, attend, use_reentrant=False) if recompute else layer(x, rope, attend, cache)
+        if rows is not None:
+            attend = attention(self.kernel, plan, embeddings, rows)
+        x = self.layers[-1](x, rope, attend, cache, rows)
         if cache is not None:
             cache.length += embeddings.shape[1]
         return self.norm(x)

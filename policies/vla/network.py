@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from policies.vla.architecture import Architecture, initialise
-from policies.vla.llama import AttentionPlan, KeyValueCache, LanguageModel
+from policies.vla.attention import AttentionPlan
+from policies.vla.llama import KeyValueCache, LanguageModel
 from policies.vla.vision import Projector, VisionBackbone
 
 

@@ -9,6 +9,7 @@ from embodied.errors import suggest
 from policies.api import PolicyConfig
 from policies.names import split_name
 from policies.vla.architecture import NetworkSizes
+from policies.vla.attention import Kernel
 from policies.vla.bundle import PRESETS
 from policies.vla.images import ImageOptions
 
@@ -47,6 +48,8 @@ class VLAConfig(PolicyConfig):
     gripper: the last action dimension as it comes (as_is), or, where the data has 1 for open and 0 for closed, as a
         sign: open is +1 (ManiSkill) or -1 (LIBERO).
     precision: type of the weights.
+    attention: the decoder's kernel on CUDA: torch's (sdpa), or flash-attention's package (flash; bfloat16 only). On a
+        CPU both are torch's.
     recompute: keep activations of the decoder for the backward pass, or only each layer's input.
     critic: what the value head looks at: the decoder's last prompt token (prompt), or what only the simulator knows and
         acting does without (privileged).
@@ -62,6 +65,7 @@ class VLAConfig(PolicyConfig):
     image: ImageOptions = ImageOptions()
     gripper: Literal["as_is", "open_is_positive", "open_is_negative"] = "as_is"
     precision: Literal["float32", "bfloat16"] = "float32"
+    attention: Kernel = "sdpa"
     recompute: Literal["nothing", "layers"] = "nothing"
     critic: Literal["prompt", "privileged"] = "prompt"
     lora: LoraOptions | None = None

@@ -22,6 +22,7 @@ from policies import distributions
 from policies.api import Imitation, Interface, Observed, Policy, PolicySpec, Sampling
 from policies.vla import lora, statistics
 from policies.vla.action_tokens import ActionTokenizer
+from policies.vla.attention import require_flash
 from policies.vla.bundle import Bundle
 from policies.vla.images import ImageProcessor, Normaliser
 from policies.vla.network import OpenVLAModel, positions_of, splice
@@ -108,6 +109,9 @@ class VLAPolicy(Policy):
             self.prompts.length = options.prompt_tokens
         elif named:
             self.prompts.length = self.prompts.longest(interface.instructions)
+        if options.attention == "flash":
+            require_flash(options.precision)
+        model.language_model.model.kernel = options.attention
         model.language_model.model.recompute = options.recompute == "layers"
         self._use_statistics()
 

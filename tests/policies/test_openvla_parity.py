@@ -19,7 +19,7 @@ from vla_golden import (
 
 from policies import openvla
 from policies.api import Sampling
-from policies.vla.llama import causal_plan
+from policies.vla.attention import causal_plan
 from policies.vla.network import positions_of, splice
 
 GREEDY = Sampling(decode="greedy")

@@ -16,8 +16,9 @@ from vla_golden import GOLDEN
 from embodied.errors import CheckpointError, ConfigurationError
 from policies.vla import statistics
 from policies.vla.action_tokens import ActionTokenizer
+from policies.vla.attention import AttentionPlan, bidirectional_plan, causal_plan
 from policies.vla.images import ImageOptions, ImageProcessor, Normaliser, centre_crop, resize_lanczos3
-from policies.vla.llama import AttentionPlan, KeyValueCache, LanguageModel, LlamaShape, bidirectional_plan, causal_plan
+from policies.vla.llama import KeyValueCache, LanguageModel, LlamaShape
 from policies.vla.network import positions_of
 from policies.vla.prompt import PromptEncoder, Template, small_tokenizer
 

@@ -21,7 +21,7 @@ from embodied.random import RowNoise
 from policies import conformance, openvla, openvla_oft
 from policies.api import Interface, Sampling
 from policies.vla import checkpoint, lora, memory
-from policies.vla.llama import causal_plan
+from policies.vla.attention import causal_plan
 from policies.vla.options import LoraOptions
 
 KINDS = {"openvla": openvla, "openvla_oft": openvla_oft}

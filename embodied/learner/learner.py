@@ -29,7 +29,8 @@ class LearnerConfig:
     """lr: of the actor (Adam with decoupled weight_decay, betas and eps as usual).
     value_lr: of the critic's own parameters; None means lr.
     warmup_steps: the first optimiser steps, in which the learning rates rise linearly; Adam knows the scale of the
-    gradients only after some.
+    gradients only after some. decay_steps: those after the warm-up in which the rates fall linearly to decay_to times
+    themselves, where they stay; 0 leaves them constant. Large steps learn fast, small ones settle.
     grad_clip: largest global gradient norm; None does not clip.
     epochs: passes over a rollout. global_batch: decisions per optimiser step; None takes the whole rollout.
     micro_batch: decisions per forward and backward pass; None takes the global batch.
@@ -41,6 +42,8 @@ class LearnerConfig:
     lr: float = 3e-4
     value_lr: float | None = None
     warmup_steps: int = 0
+    decay_steps: int = 0
+    decay_to: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-5
     weight_decay: float = 0.0
@@ -57,8 +60,11 @@ class LearnerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be a finite number above 0")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps is {self.warmup_steps}; it cannot be negative")
+        for name in ("warmup_steps", "decay_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        if not 0 <= self.decay_to <= 1:
+            raise ValueError(f"decay_to is {self.decay_to}; it is a share of the learning rate, from 0 to 1")
         for name in ("epochs", "global_batch", "micro_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -124,21 +130,31 @@ class Learner:
         merged = merge(*parts)
         taken = accept(merged)
         if taken:
-            self._warm_up()
+            self._schedule()
             self.optimizer.step()
         everything = torch.ones(1, dtype=torch.bool, device=norm.device)
         merged["learner/gradient_norm"] = Mean.of(norm.reshape(1), everything)
         return merged, taken
 
-    def _warm_up(self) -> None:
+    def rate_at(self, taken: int) -> float:
+        """The share of the learning rates that the step after `taken` others uses."""
+        options = self.options
+        if taken < options.warmup_steps:
+            return (taken + 1) / options.warmup_steps
+        if not options.decay_steps:
+            return 1.0
+        done = min(1.0, (taken - options.warmup_steps) / options.decay_steps)
+        return 1.0 + (options.decay_to - 1.0) * done
+
+    def _schedule(self) -> None:
         """Set the learning rates of the step that follows. How many were taken is in Adam's own state."""
-        if not self.options.warmup_steps:
+        if not (self.options.warmup_steps or self.options.decay_steps):
             return
         for group in self.optimizer.param_groups:
             states = [self.optimizer.state[p] for p in group["params"] if p in self.optimizer.state]
-            taken = max((float(state["step"]) for state in states), default=0.0)
+            taken = max((int(state["step"]) for state in states), default=0)
             base = (self.options.value_lr or self.options.lr) if group["role"] == "critic" else self.options.lr
-            group["lr"] = base * min(1.0, (taken + 1) / self.options.warmup_steps)
+            group["lr"] = base * self.rate_at(taken)
 
     def tensors(self) -> list[torch.Tensor]:
         """The optimiser state's tensors themselves."""

@@ -127,3 +127,22 @@ def test_learning_rates_rise_over_the_warm_up_and_a_resumed_learner_is_where_it_
     other.load_state_dict(learner.state_dict())
     other.step([data()], loss_of(actor, critic, 12))
     assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 6 / 9)
+
+
+def test_learning_rates_fall_after_the_warm_up_and_stay_where_they_end():
+    actor, critic, learner = regression(lr=0.1, value_lr=0.01, warmup_steps=2, decay_steps=4, decay_to=0.2)
+    rates = []
+    for _ in range(8):
+        learner.step([data()], loss_of(actor, critic, 12))
+        rates.append([group["lr"] for group in learner.optimizer.param_groups])
+    assert rates == [pytest.approx([0.1 * f, 0.01 * f]) for f in (0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2)]
+    actor, critic, other = regression(lr=0.1, decay_steps=16, decay_to=0.0)
+    other.load_state_dict(learner.state_dict())
+    other.step([data()], loss_of(actor, critic, 12))
+    assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"decay_steps": -1}, {"decay_to": 1.5}])
+def test_an_impossible_decay_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LearnerConfig(**wrong)

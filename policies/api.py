@@ -180,6 +180,15 @@ class Policy(nn.Module, abc.ABC):
     def metadata(self) -> dict[str, Any]:
         """JSON-able description from which `policies.load` rebuilds the module before it loads the weights."""
 
+    def summary(self, inputs: TensorDict, rows: torch.Tensor) -> torch.Tensor:
+        """float64 [1, M]: what the policy keeps in mind of the inputs it is trained on, such as their mean; M is 0 by
+        default. rows int64: the inputs that count, in an order that does not depend on who collected them."""
+        return torch.empty(1, 0, dtype=torch.float64)
+
+    def absorb(self, summaries: torch.Tensor) -> None:
+        """Take in the summaries [W, M] of W ranks or batches. Called after an update and before its weights are handed
+        on, so that a rollout is evaluated as it was acted; changes buffers only. Nothing by default."""
+
     def make_room(self, instructions: tuple[str, ...]) -> None:
         """Be ready for these instructions, which may be longer than those of training; nothing to do by default."""
 

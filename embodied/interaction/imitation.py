@@ -40,6 +40,7 @@ from policies.vla import statistics
 from policies.vla.policy import VLAPolicy
 
 _PREPARED = "prepared"
+_SUMMARY_ROWS = 4096
 _BETTER = {"loss": -1.0, "distance": -1.0, "accuracy": 1.0}
 _MEASURES = ("loss", "accuracy", "distance")
 
@@ -97,6 +98,8 @@ class Fit:
         if held_out:
             self.held_out = prepare(self.policy, dataset, held_out, folder.path / _PREPARED / "held_out")
         self.policy.to(self.device)
+        for rows in torch.arange(len(self.training)).split(_SUMMARY_ROWS):
+            self.policy.absorb(self.policy.summary(self.training.inputs, rows))
         if recipe.learner.activations == "recompute":
             recompute_activations(self.policy.blocks())
         self.learner = Learner(self.policy.parameter_groups(), recipe.learner, self.device)

@@ -32,11 +32,11 @@ class Demonstrations:
     """Every step of some episodes as a sample: what the policy sees there, and the C labels that follow.
 
     Samples are numbered 0 to N - 1 in the order of the episodes. What `policy.prepare` makes of the observations lies
-    in files in `folder` that are mapped into memory, so a dataset may be larger than that.
+    in files in `folder` that are mapped into memory, so a dataset may be larger than that. inputs [N]: all of them.
     """
 
     def __init__(self, inputs: TensorDict, labels: torch.Tensor, left: torch.Tensor, chunk: int) -> None:
-        self._inputs, self._labels, self._left, self._chunk = inputs, labels, left, chunk
+        self.inputs, self._labels, self._left, self._chunk = inputs, labels, left, chunk
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -49,7 +49,7 @@ class Demonstrations:
         ahead = torch.arange(self._chunk)[None]
         left = self._left[rows][:, None]
         where = rows[:, None] + torch.minimum(ahead, left)
-        return self._inputs[rows], self._labels[where], ahead <= left
+        return self.inputs[rows], self._labels[where], ahead <= left
 
 
 def prepare(

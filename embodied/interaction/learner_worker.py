@@ -13,13 +13,14 @@ from embodied import algorithms
 from embodied.algorithms import Level, alarms, statistics
 from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import Statistic
-from embodied.errors import ConfigurationError, CorrectnessAlarm
+from embodied.errors import CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, Samples, make_samples, step_tensors
 from embodied.interaction.trajectory import Trajectory, join
 from embodied.learner.batches import Step, plan_steps
 from embodied.learner.learner import Learner, LearnerConfig
 from embodied.learner.residency import Parking, resident_bytes
-from embodied.learner.sharding import full, like, recompute_activations, shard
+from embodied.learner.sharding import load_whole_state, recompute_activations, shard, whole_state
+from embodied.learner.update import Update
 from embodied.random import derive_seed, generator
 from embodied.runs.state_file import write_state
 from embodied.scheduler import Input, Worker, WorkerContext
@@ -40,15 +41,6 @@ class LearnerWorkerOptions:
     algorithm: AlgorithmConfig
     learner: LearnerConfig
     alarms: Path
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """What one iteration of learning did: its metrics, warnings, and the version of the new weights."""
-
-    metrics: dict[str, float]
-    warnings: tuple[str, ...]
-    version: int
 
 
 class LearnerWorker(Worker):
@@ -126,6 +118,8 @@ class LearnerWorker(Worker):
                     self._recompute_proximal(samples, idle, everywhere)
             with self.timed("update"):
                 record = statistics.merge(record, self._epochs(samples, idle, everywhere, iteration))
+            summary = self.policy.summary(samples.inputs, samples.order.argsort())
+            self.policy.absorb(statistics.gather_rows(summary, ranks)[0])
             self.version += 1
         metrics = statistics.report(statistics.all_reduce(record, ranks))
         warnings += self._warnings
@@ -257,25 +251,17 @@ class LearnerWorker(Worker):
         if self.context.world == 1:
             registry.save(self.policy, folder)
             return
-        weights = {name: full(tensor) for name, tensor in self.policy.state_dict().items()}
+        weights = whole_state(self.policy)
         if self.context.rank == 0:
             registry.save(self.policy, folder, weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimiser and version, whole; every rank must call."""
-        weights = {name: full(tensor) for name, tensor in self.policy.state_dict().items()}
-        return {"policy": weights, "learner": self.learner.state_dict(), "version": self.version}
+        return {"policy": whole_state(self.policy), "learner": self.learner.state_dict(), "version": self.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there; tensors shared with others stay shared."""
-        own = self.policy.state_dict()
-        if own.keys() != state["policy"].keys():
-            differing = sorted(own.keys() ^ state["policy"].keys())
-            raise ConfigurationError(f"the checkpoint's policy is not this recipe's: {', '.join(differing[:5])} differ")
-        try:
-            self.policy.load_state_dict({n: like(t, own[n]) for n, t in state["policy"].items()})
-        except RuntimeError as error:
-            raise ConfigurationError(f"the checkpoint's policy does not fit this recipe's: {error}") from None
+        load_whole_state(self.policy, state["policy"], noun="policy")
         self.learner.load_state_dict(state["learner"])
         self.version = state["version"]
 

@@ -28,6 +28,7 @@ SMALL = [
     "learner.micro_batch=10",
     "learner.epochs=2",
     "policy.hidden=[16,16]",
+    "policy.scale=running",
     "cluster.deadline_seconds=60",
 ]
 

@@ -16,9 +16,10 @@ def load(name: str):
 
 @pytest.mark.parametrize(
     ("stages", "devices", "memory", "limit"),
-    [(5, 1024, False, 0.2), (5, 1024, True, 0.4), (8, 4096, False, 1.0), (8, 4096, True, 1.5)],
+    [(5, 1024, True, 0.3), (8, 8, True, 0.4), (8, 1024, False, 0.3), (8, 1024, True, 0.5), (8, 4096, True, 1.0)],
 )
 def test_search_is_fast_on_many_devices(stages, devices, memory, limit):
+    # about twice what an idle core takes, or more: other programs make the same work take longer
     growth = load("planner_growth")
     growth.seconds(growth.chain(3, 8, 0, memory=True))
     profile = growth.chain(stages, devices, 0, memory=memory)
@@ -28,7 +29,7 @@ def test_search_is_fast_on_many_devices(stages, devices, memory, limit):
 def test_profiles_off_by_thirty_percent_cost_little_throughput_on_average():
     robustness = load("planner_robustness")
     for name, devices in (("paper/maniskill_openvla", 16), ("paper/libero_openvla_oft", 16)):
-        assert statistics.mean(robustness.losses(name, devices, 0.3, 8)) < 0.06
+        assert statistics.mean(robustness.losses(name, devices, 0.3, 8)) < 0.05
 
 
 def test_noise_changes_times_and_nothing_else():

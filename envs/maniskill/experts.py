@@ -47,14 +47,18 @@ def _square_turn(hand: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
 
 
 def _take(state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor, turning: bool = True) -> torch.Tensor:
-    """Actions that bring open fingers around a cube from above, square to it if `turning`, and close them."""
+    """Actions that bring open fingers around a cube from above, square to it if `turning`, and close them.
+
+    How high the hand stays follows from how far aside and how far turned it is, without phases: a hand that was pushed
+    away comes back along the same funnel, and need not start from above.
+    """
     turn = _square_turn(hand[:, 3:], cube[:, 3:]) if turning else torch.zeros(len(state))
     away = (hand[:, :2] - cube[:, :2]).norm(dim=1)
-    over = (away < 0.012) & (turn.abs() < 0.1)
-    low = over & ((hand[:, 2] - cube[:, 2]).abs() < 0.012)
-    target = torch.where(over[:, None], cube[:, :3], cube[:, :3] + _up(_APPROACH))
-    target = torch.where(low[:, None], hand[:, :3], target)
-    return _act(hand[:, :3], target, torch.where(low, _CLOSED, _OPEN), torch.where(low, 0.0, turn))
+    astray = torch.maximum((away - 0.01) / 0.03, (turn.abs() - 0.1) / 0.2).clamp(0, 1)
+    target = cube[:, :3] + astray[:, None] * _up(_APPROACH)
+    around = (astray < 0.25) & ((hand[:, 2] - cube[:, 2]).abs() < 0.014)
+    target = torch.where(around[:, None], hand[:, :3], target)
+    return _act(hand[:, :3], target, torch.where(around, _CLOSED, _OPEN), torch.where(around, 0.0, turn))
 
 
 def pick_cube(state: torch.Tensor) -> torch.Tensor:
@@ -65,22 +69,22 @@ def pick_cube(state: torch.Tensor) -> torch.Tensor:
 
 
 def stack_cube(state: torch.Tensor) -> torch.Tensor:
-    """StackCube-v1: take cube A, lift it, bring it over cube B, lower it and let go."""
+    """StackCube-v1: take cube A, lift it, bring it over cube B, press it down and let go; take it anew if it falls."""
     hand, cube, base = state[:, 18:25], state[:, 25:32], state[:, 32:39]
     offset = cube[:, :3] - base[:, :3]
-    away = offset[:, :2].norm(dim=1)
-    held = ((hand[:, :3] - cube[:, :3]).norm(dim=1) < 0.02) & (state[:, _FINGER] < 0.025)
-    stacked = (away < 0.015) & ((offset[:, 2] - 2 * _HALF_CUBE).abs() < 0.004)
-    over = away < 0.006
-    high = offset[:, 2] > 0.06
-    place = base[:, :3] + _up(2 * _HALF_CUBE)
-    above = base[:, :3] + _up(0.09)
-    straight_up = torch.cat([cube[:, :2], above[:, 2:]], dim=1)
-    aim = torch.where(over[:, None], place, torch.where(high[:, None], above, straight_up))
+    away, above = offset[:, :2].norm(dim=1), offset[:, 2] - 2 * _HALF_CUBE
+    held = ((hand[:, :3] - cube[:, :3]).norm(dim=1) < 0.035) & (state[:, _FINGER] < 0.025)
+    stacked = (away < 0.018) & (above.abs() < 0.005)
     none = torch.zeros(len(state))
+    # high while it is aside, and aside until it is high; over the other cube it is pressed onto it
+    aside = ((away - 0.008) / 0.03).clamp(0, 1)
+    height = 2 * _HALF_CUBE - 0.006 + 0.05 * aside
+    free = torch.where(away < 2.5 * _HALF_CUBE, 1.0, ((above - 0.005) / 0.02).clamp(0, 1))
+    aim = torch.cat([cube[:, :2] - free[:, None] * offset[:, :2], (base[:, 2] + height)[:, None]], dim=1)
     carry = _act(hand[:, :3], hand[:, :3] + aim - cube[:, :3], torch.tensor(_CLOSED), none)
     rise = torch.where(state[:, _FINGER] < 0.035, 0.0, 0.05)  # the fingers open first
-    leave = _act(hand[:, :3], hand[:, :3] + rise[:, None] * _up(1.0), torch.tensor(_OPEN), none)
+    up = torch.cat([cube[:, :2], (hand[:, 2] + rise)[:, None]], dim=1)
+    leave = _act(hand[:, :3], up, torch.tensor(_OPEN), none)
     action = torch.where(held[:, None], carry, _take(state, hand, cube))
     return torch.where(stacked[:, None], leave, action)
 

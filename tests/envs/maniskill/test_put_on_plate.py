@@ -128,7 +128,7 @@ def test_every_shape_colour_plate_look_and_phrase_occurs():
 
 
 def test_other_tasks_have_no_splits_and_unknown_splits_are_refused():
-    with pytest.raises(ConfigurationError, match="has no splits"):
+    with pytest.raises(ConfigurationError, match="has no split 'out_object'"):
         make_batch(ManiSkillConfig(id="maniskill/PickCube-v1", split="out_object"), 1)
     with pytest.raises(ConfigurationError, match="out_object"):
         envs.make("maniskill/PutOnPlate-v1", split="out_objects")

@@ -7,16 +7,17 @@ to the tokens of responses alone, in pieces, because logits of a large vocabular
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from embodied.algorithms import entropy_from_logits
 from reasoning.batching import pack_sequences
 from reasoning.generation.api import Sampling
 from reasoning.generation.sampling import token_logprobs
+from reasoning.models.likelihood import judge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,13 +41,14 @@ class Actor(nn.Module):
         sampling: Sampling,
         *,
         row_tokens: int | None = None,
-        entropy: bool = True,
+        entropy: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities, and entropies, of the tokens of responses.
 
         sequence int64 [N, S]; prompt_length, length int64 [N] -> float32 [N, L], L the longest response; 0 behind each
         end. Both are of the distribution that `sampling` draws from. row_tokens: pack several sequences into rows of
-        about so many tokens instead of padding each; values are the same. entropy: False leaves them 0.
+        about so many tokens instead of padding each; values are the same. entropy: whether a gradient goes through the
+        entropies, which are those before top_k and top_p.
         """
         states, tokens, there = _response_states(self.model.model, sequence, prompt_length, length, row_tokens)
         piece = max(1, _LOGITS // self.model.config.vocab_size)
@@ -64,8 +66,11 @@ class Actor(nn.Module):
         self, states: torch.Tensor, tokens: torch.Tensor, sampling: Sampling, entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.model.lm_head(states).float()
-        logprobs = token_logprobs(logits, tokens, sampling)
-        spread = entropy_from_logits(logits / sampling.temperature) if entropy else torch.zeros_like(logprobs)
+        if sampling.temperature != 1:
+            logits = logits / sampling.temperature
+        logprobs, spread = judge(logits, tokens, entropy=entropy)
+        if sampling.top_k is not None or sampling.top_p < 1:
+            logprobs = token_logprobs(logits, tokens, dataclasses.replace(sampling, temperature=1.0))
         return logprobs, spread
 
     def blocks(self) -> list[nn.Module]:

@@ -99,12 +99,11 @@ class LearnerWorker(TrainedWorker):
 
     def _share_of(self, batch: Samples, first: bool) -> Share:
         denominator = self.loss.denominator(batch).to(self.context.device)
-        wanted = bool(self.options.algorithm.entropy_coefficient)
 
         def share(part: Samples) -> tuple[torch.Tensor, dict[str, Statistic]]:
             logprobs, entropy = self._evaluate(part)
             gap = self._check_ratio(logprobs, part) if first else {}
-            loss, found = self.loss(part, logprobs, entropy if wanted else entropy.detach(), denominator)
+            loss, found = self.loss(part, logprobs, entropy, denominator)
             alarms.require_finite_loss(loss, logprobs=logprobs, advantages=part.advantages)
             return loss, found | gap
 
@@ -113,7 +112,12 @@ class LearnerWorker(TrainedWorker):
     def _evaluate(self, part: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(self.module, Actor)
         return self.module.evaluate(
-            part.sequence, part.prompt_length, part.length, self.options.sampling, row_tokens=self.layout.packing
+            part.sequence,
+            part.prompt_length,
+            part.length,
+            self.options.sampling,
+            row_tokens=self.layout.packing,
+            entropy=self.options.algorithm.entropy_coefficient > 0,
         )
 
     def _check_ratio(self, logprobs: torch.Tensor, part: Samples) -> dict[str, Statistic]:

@@ -8,6 +8,7 @@ import torch
 from reasoning.generation.api import Sampling
 from reasoning.models import actor as actors
 from reasoning.models.actor import Actor, Critic
+from reasoning.models.likelihood import judge
 from reasoning.models.loading import load_model
 from tests.reasoning.small_runs import save_small_model
 
@@ -59,13 +60,31 @@ def test_packing_and_pieces_of_logits_change_no_gradient(model, batch, monkeypat
     _, sequence, prompt_length, length = batch
 
     def loss(row_tokens):
-        logprobs, entropy = Actor(model).evaluate(sequence, prompt_length, length, Sampling(), row_tokens=row_tokens)
+        logprobs, entropy = Actor(model).evaluate(
+            sequence, prompt_length, length, Sampling(), row_tokens=row_tokens, entropy=True
+        )
         return (logprobs * torch.arange(1, logprobs.shape[1] + 1)).sum() + 0.1 * entropy.sum()
 
     padded = gradient(model, lambda: loss(None))
     torch.testing.assert_close(gradient(model, lambda: loss(24)), padded, atol=1e-4, rtol=1e-4)
     monkeypatch.setattr(actors, "_LOGITS", 3 * model.config.vocab_size)  # three tokens a piece
     torch.testing.assert_close(gradient(model, lambda: loss(None)), padded, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+def test_gradients_through_logprobs_and_entropies_are_the_exact_ones(entropy):
+    source = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(5, 11, generator=source, dtype=torch.float64)).requires_grad_()
+    tokens = torch.randint(11, (5,), generator=source)
+    assert torch.autograd.gradcheck(lambda x: judge(x, tokens, entropy=True), (logits,))
+    logprobs, entropies = judge(logits, tokens, entropy=entropy)
+    every = logits.log_softmax(-1)
+    torch.testing.assert_close(logprobs, every.gather(1, tokens[:, None])[:, 0])
+    torch.testing.assert_close(entropies, -(every.exp() * every).sum(-1))
+    assert entropies.requires_grad == entropy
+    (found,) = torch.autograd.grad(logprobs.sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(every.gather(1, tokens[:, None]).sum(), logits)
+    torch.testing.assert_close(found, expected)
 
 
 def test_critic_begins_at_zero_and_values_what_stands_before_each_token(model, batch):

@@ -25,6 +25,9 @@ from transformers import (
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from reasoning.generation import Finish, Request, Sampling
+from reasoning.generation.decoder import Shape
+from reasoning.generation.feedforward import Dense, grouped
+from reasoning.generation.linear import Linear
 from reasoning.generation.native import NativeEngine, collect
 from reasoning.generation.sampling import token_logprobs
 
@@ -122,6 +125,34 @@ def test_logprobs_are_those_of_the_sampling_distribution(name, sampling):
     for response in generate(model, requests(9, sampling)):
         assert response.logprobs.dtype is torch.float32
         torch.testing.assert_close(response.logprobs, full_logprobs(model, response), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_say_what_the_experts_say_one_by_one(dtype):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype) / 8
+
+    gate_up, down, rows = random(5, 48, 32), random(5, 32, 24), random(11, 32)
+    counts = torch.tensor([3, 0, 6, 2, 0])
+    together = grouped(rows, gate_up.transpose(1, 2), down.transpose(1, 2), counts)
+    each = [
+        Dense(Linear(up), Linear(back))(part)
+        for up, back, part in zip(gate_up, down, rows.split(counts.tolist()), strict=True)
+        if len(part)
+    ]
+    torch.testing.assert_close(together, torch.cat(each))
+
+
+def test_the_published_mixture_of_experts_is_accepted():
+    config = Qwen3MoeConfig(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4,
+        head_dim=128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True,
+        vocab_size=151936, max_position_embeddings=40960, tie_word_embeddings=False,
+    )  # fmt: skip
+    shape = Shape.of(config)  # of Qwen3-30B-A3B
+    assert (shape.layers, shape.size, shape.chosen, shape.chosen_normed) == (48, 128, 8, True)
 
 
 def test_a_request_gives_the_same_tokens_alone_and_in_any_company(model):

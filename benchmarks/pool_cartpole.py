@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import gymnasium
 import numpy as np
+import psutil
 import torch
 
 import envs
@@ -28,6 +29,13 @@ from envs.api import Assignments, VectorEnv
 
 ENVS = 64
 BAR = 8.0
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and its children so far: what other work on the machine changes least."""
+    me = psutil.Process()
+    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    return sum(spent.user + spent.system for spent in times)
 
 
 def time_pool(env: VectorEnv, calls: int, chunk: int) -> tuple[float, list[float]]:
@@ -76,12 +84,15 @@ def main() -> None:
     names = list(cases)
     speeds: dict[str, list[float]] = {name: [] for name in names}
     calls: dict[str, list[float]] = {name: [] for name in names}
+    spent: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds + 1):
         for name in names:
+            before = cpu_seconds()
             speed, seconds = cases[name]()
             if number:  # the first round warms up
                 speeds[name].append(speed)
                 calls[name] += seconds
+                spent[name].append((cpu_seconds() - before) / (speed * sum(seconds)) * 1e6)
     asynchronous.close()
     synchronous.close()
     pool.close()
@@ -95,8 +106,8 @@ def main() -> None:
         "rounds (least, most); the ratio is the median of the rounds' ratios. Other work on the machine "
         f"weighs on the pool's 3 processes more than on 64; load average at the end {os.getloadavg()[0]:.1f}.",
         "",
-        "| | steps/s | to AsyncVectorEnv | median call, ms |",
-        "|---|---|---|---|",
+        "| | steps/s | to AsyncVectorEnv | median call, ms | CPU µs a step | times less CPU |",
+        "|---|---|---|---|---|---|",
     ]
     ratios = {}
     for name in names:
@@ -104,7 +115,10 @@ def main() -> None:
         ratios[name] = statistics.median(a / b for a, b in zip(values, speeds[peer], strict=True))
         spread = f"{min(values):,.0f}, {max(values):,.0f}"
         speed, call = statistics.median(values), statistics.median(calls[name]) * 1e3
-        lines.append(f"| {name} | {speed:,.0f} ({spread}) | {ratios[name]:.1f}x | {call:.2f} |")
+        cpu, saved = statistics.median(spent[name]), statistics.median(spent[peer]) / statistics.median(spent[name])
+        lines.append(
+            f"| {name} | {speed:,.0f} ({spread}) | {ratios[name]:.1f}x | {call:.2f} | {cpu:.1f} | {saved:.1f}x |"
+        )
     ratio = ratios["pool, 2 processes"]
     by_call = statistics.median(calls[peer]) / statistics.median(calls["pool, 2 processes"])
     lines += [

@@ -70,6 +70,8 @@ class GymBatchEnv(BatchEnv):
         # the wrapper that refuses steps before a reset costs a call, and the stepper never takes such steps
         self._inner = [e.env if type(e) is gymnasium.wrappers.OrderEnforcing else e for e in self._envs]
         self._step_calls = [env.step for env in self._inner]
+        for env in self._envs:
+            _look_actions_up(env.unwrapped.action_space)
         env = self._envs[0]
         action, self._decode = _action_codec(config.id, env.action_space)
         space = env.observation_space
@@ -229,6 +231,14 @@ def _action_codec(
     raise ConfigurationError(
         f"Environment {env_id!r} has actions {space}; only Discrete and Box actions are supported. Wrap it."
     )
+
+
+def _look_actions_up(space: gymnasium.Space) -> None:
+    """Environments assert that their space contains an action; for one of a few integers that takes longer than
+    CartPole's physics. Here the integers are kept in a set, where a look finds them."""
+    if type(space) is spaces.Discrete:
+        first = int(space.start)
+        space.contains = frozenset(range(first, first + int(space.n))).__contains__
 
 
 def _is_rgb(space: gymnasium.Space) -> bool:

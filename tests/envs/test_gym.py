@@ -177,3 +177,15 @@ def test_environment_without_pictures_says_so():
     env.reset(Assignments.from_seeds([1]))
     with pytest.raises(SimulatorError, match="no render mode"):
         env.render([0])
+
+
+def test_actions_are_looked_up_and_those_that_are_none_still_refused():
+    batch = make_batch(GymConfig(id="gym/CartPole-v1"), 1)
+    batch.reset(torch.tensor([0]), Assignments.from_seeds([0]))
+    batch.step(torch.tensor([[1.0]]), torch.tensor([True]))
+    space = batch._envs[0].unwrapped.action_space
+    assert space.contains(np.int64(1))
+    assert not space.contains(2)
+    with pytest.raises(AssertionError, match="2"):
+        batch.step(torch.tensor([[2.0]]), torch.tensor([True]))
+    batch.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from embodied.commands.program import run_program, verbs_parser
+from embodied.commands.program import parse_words, run_program, verbs_parser
 
 VERBS = (
     "train",
@@ -34,22 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
 
-def parse_words(argv: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; `key=value` words may stand anywhere after the verb, also behind options."""
-    parser = build_parser()
-    args, left = parser.parse_known_args(argv)
-    # argparse closes a verb's open-ended list of words at the first option that follows it
-    words = next((getattr(args, name) for name in ("overrides", "rest") if hasattr(args, name)), None)
-    if left and (words is None or any(word.startswith("-") for word in left)):
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
-    if left:
-        words.extend(left)
-    return args
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    return run_program("embodied", lambda: parse_words(argv))
+    return run_program("embodied", lambda: parse_words(build_parser(), argv))
 
 
 if __name__ == "__main__":

@@ -179,15 +179,15 @@ def find_profile(recipe: str, overrides: list[str]) -> FlowProfile:
     if len(made_for) == 1:
         _refuse(overrides)
         return made_for[0]
-    measure = f"measure it here: embodied profile {recipe}; or " if known else ""
+    measure = f"measure it here: {known} profile {recipe}; or " if known else ""
     raise ConfigurationError(
         f"no profile for the recipe {recipe!r} is there; {measure}give one with --profile FILE. "
         + suggest(recipe, sorted(shipped), noun="profiles")
     )
 
 
-def _kept_profile(name: str, overrides: list[str]) -> tuple[FlowProfile | None, bool]:
-    """The profile measured on this machine, if there is one, and whether the name is a recipe that can be measured."""
+def _kept_profile(name: str, overrides: list[str]) -> tuple[FlowProfile | None, str | None]:
+    """The profile measured on this machine, if there is one, and the command that measures, if the name is a recipe."""
     from embodied.commands.workloads import recipe_workload
     from embodied.config.compose import find_recipe
     from embodied.training.planning import kept_profile
@@ -195,8 +195,9 @@ def _kept_profile(name: str, overrides: list[str]) -> tuple[FlowProfile | None, 
     try:
         find_recipe(name)
     except ConfigurationError:
-        return None, False  # the name of a profile's recipe need not be one that ships
-    return kept_profile(recipe_workload(name, overrides)), True
+        return None, None  # the name of a profile's recipe need not be one that ships
+    workload = recipe_workload(name, overrides)
+    return kept_profile(workload), workload.program
 
 
 def divided(overrides: list[str]) -> tuple[int | None, int | None, Path | None, list[str]]:

@@ -9,20 +9,18 @@ from typing import Any
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, ConfigurationError
 
+EXAMPLES = [
+    "embodied profile gym_cartpole_ppo_mlp",
+    "embodied profile maniskill_pushcube_ppo_mlp env.num_envs=128",
+    "embodied profile math_grpo_tiny                             # a language model's stages",
+    "embodied profile maniskill_pushcube_ppo_mlp --refresh       # measure again",
+    "embodied profile maniskill_pushcube_ppo_mlp --output my_profile.json",
+]
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(subparsers: Any, examples: list[str] = EXAMPLES) -> None:
     """Declare the verb."""
-    parser = add_verb(
-        subparsers,
-        "profile",
-        "measure what a recipe's stages cost on this machine",
-        [
-            "embodied profile gym_cartpole_ppo_mlp",
-            "embodied profile maniskill_pushcube_ppo_mlp env.num_envs=128",
-            "embodied profile maniskill_pushcube_ppo_mlp --refresh       # measure again",
-            "embodied profile maniskill_pushcube_ppo_mlp --output my_profile.json",
-        ],
-    )
+    parser = add_verb(subparsers, "profile", "measure what a recipe's stages cost on this machine", examples)
     parser.add_argument("recipe", help="a name from `embodied recipes`, or a .yaml file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change any key of the recipe")
     parser.add_argument("--refresh", action="store_true", help="measure also when a profile is kept")

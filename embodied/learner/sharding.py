@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
+
+from embodied.errors import ConfigurationError
 
 
 def shard(
@@ -60,3 +62,22 @@ def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     """A whole `tensor` placed as `model` is: sharded alike, on its device."""
     tensor = tensor.to(model.device)
     return distribute_tensor(tensor, model.device_mesh, model.placements) if isinstance(model, DTensor) else tensor
+
+
+def whole_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A module's state on the CPU, whole; every rank must call for a sharded one."""
+    return {name: full(tensor) for name, tensor in module.state_dict().items()}
+
+
+def load_whole_state(module: nn.Module, state: Mapping[str, torch.Tensor], *, noun: str) -> None:
+    """Load a `whole_state` in place, sharded as `module` is; tensors shared with others stay shared.
+
+    Raises ConfigurationError, with `noun` for what it is, where names or shapes differ."""
+    own = module.state_dict()
+    if own.keys() != state.keys():
+        differing = sorted(own.keys() ^ state.keys())
+        raise ConfigurationError(f"the checkpoint's {noun} is not this recipe's: {', '.join(differing[:5])} differ")
+    try:
+        module.load_state_dict({name: like(tensor, own[name]) for name, tensor in state.items()})
+    except RuntimeError as error:
+        raise ConfigurationError(f"the checkpoint's {noun} does not fit this recipe's: {error}") from None

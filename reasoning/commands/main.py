@@ -10,7 +10,7 @@ import sys
 
 from embodied.commands.program import parse_words, run_program, verbs_parser
 
-VERBS = ("train", "resume", "eval", "sft", "data", "plan")
+VERBS = ("train", "resume", "eval", "sft", "data", "plan", "profile")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ def add_parser(subparsers: Any) -> None:
     plan.add_parser(subparsers)
     subparsers.choices["plan"].epilog = (
         "examples:\n"
+        "  reasoning plan math_grpo_tiny                              # from the profile of this machine\n"
         "  reasoning plan math_grpo_qwen2_5_7b cluster.gpus=64\n"
         "  reasoning plan math_ppo_qwen2_5_1_5b cluster.gpus=32 --compare\n"
         "  reasoning plan --profiles"

@@ -20,6 +20,7 @@ def add_parser(subparsers: Any) -> None:
             "reasoning train math_grpo_tiny seed=3 algorithm.advantage=rloo",
             "reasoning train math_ppo_tiny learner.lr=1e-4 goal.minutes=10",
             "reasoning train math_grpo_qwen2_5_1_5b problems.files=[train.jsonl] --dry-run",
+            "reasoning train math_grpo_tiny plan=auto                    # measure the stages, then plan and follow",
             "reasoning train ./my_recipe.yaml reward.terms='[{kind: my_package.rewards:score}]'",
         ],
     )

@@ -13,7 +13,7 @@ from embodied.algorithms import alarms, statistics
 from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import Maximum, Mean, Statistic
 from embodied.learner.learner import LearnerConfig
-from embodied.learner.sharding import full
+from embodied.learner.sharding import whole_state
 from embodied.learner.update import Update
 from embodied.random import derive_seed
 from embodied.scheduler import Input, WorkerContext
@@ -154,7 +154,7 @@ class LearnerWorker(TrainedWorker):
         """Save the model and its tokenizer in transformers' layout; every rank must call, the first one writes."""
         assert isinstance(self.module, Actor)
         model = self.module.model
-        weights = {name: full(tensor) for name, tensor in model.state_dict().items()}
+        weights = whole_state(model)
         if self.context.rank == 0:
             save_model(model, weights, folder)
             self.tokenizer.save_pretrained(folder)

@@ -10,10 +10,10 @@ import torch
 
 from embodied.algorithms import alarms, statistics
 from embodied.algorithms.statistics import Mean, Statistic
-from embodied.errors import ConfigurationError, CorrectnessAlarm
+from embodied.errors import CorrectnessAlarm
 from embodied.learner.learner import Learner, LearnerConfig
 from embodied.learner.residency import Parking, resident_bytes
-from embodied.learner.sharding import full, like, recompute_activations, shard
+from embodied.learner.sharding import load_whole_state, recompute_activations, shard, whole_state
 from embodied.random import derive_seed, generator
 from embodied.runs.state_file import write_state
 from embodied.scheduler import Worker
@@ -128,19 +128,11 @@ class TrainedWorker(Worker):
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimiser and version, whole; every rank must call."""
-        weights = {name: full(tensor) for name, tensor in self.module.state_dict().items()}
-        return {"module": weights, "learner": self.learner.state_dict(), "version": self.version}
+        return {"module": whole_state(self.module), "learner": self.learner.state_dict(), "version": self.version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there; tensors shared with others stay shared."""
-        own = self.module.state_dict()
-        if own.keys() != state["module"].keys():
-            differing = sorted(own.keys() ^ state["module"].keys())
-            raise ConfigurationError(f"the checkpoint's model is not this recipe's: {', '.join(differing[:5])} differ")
-        try:
-            self.module.load_state_dict({n: like(t, own[n]) for n, t in state["module"].items()})
-        except RuntimeError as error:
-            raise ConfigurationError(f"the checkpoint's model does not fit this recipe's: {error}") from None
+        load_whole_state(self.module, state["module"], noun="model")
         self.learner.load_state_dict(dict(state["learner"]))
         self.version = state["version"]
 

@@ -23,6 +23,7 @@ from reasoning.models.loading import without_progress_bars
 from reasoning.problems.record import Problem
 from reasoning.training.flow import reasoning_flow
 from reasoning.training.problems import ProblemSets, gather
+from reasoning.training.profiling import build_profile, measure
 from reasoning.training.recipe import Recipe, parse_recipe
 from reasoning.training.training_run import ReasoningRun, Responses
 
@@ -65,11 +66,23 @@ class ReasoningWorkload(Workload):
 
     def costs(self) -> dict[str, Any]:
         """See Workload."""
-        raise ConfigurationError("the stages of this workload cannot be measured yet; give a plan.json")
+        recipe, values = self.recipe, self.recipe.as_dict()
+        names = ("model", "problems", "prompt", "reward", "algorithm", "learner", "critic", "layout", "rollout")
+        given = {
+            "problems": None if self.problems is None else [problem.key for problem in self.problems],
+            "reward": None if self.reward is None else f"{self.reward.__module__}.{self.reward.__qualname__}",
+        }
+        cluster = {"device": recipe.device(), "threads": recipe.cluster.threads}
+        return {"given": given, "cluster": cluster} | {name: values[name] for name in names}
 
     def measure(self, say: Callable[[str], None]) -> FlowProfile:
         """See Workload."""
-        raise ConfigurationError("the stages of this workload cannot be measured yet; give a plan.json")
+        if self.sets is _NO_PROBLEMS:
+            say(self.prepare())
+        recipe = self.recipe
+        timings = measure(recipe, self.sets, self.reward, say)
+        flow = reasoning_flow(recipe, _NO_PROBLEMS, recipe.device(), Path())
+        return build_profile(recipe, flow, timings)
 
     @property
     def per_iteration(self) -> int:

@@ -89,7 +89,7 @@ def test_bad_input_gets_one_clear_paragraph_and_exit_code_2(arguments, words, ca
     assert all(word in said for word in words), said
 
 
-@pytest.mark.parametrize("verb", ["train", "resume", "eval", "sft", "data", "plan"])
+@pytest.mark.parametrize("verb", ["train", "resume", "eval", "sft", "data", "plan", "profile"])
 def test_every_verb_has_help_with_examples(verb, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])

@@ -70,7 +70,7 @@ class ReasoningWorkload(Workload):
         names = ("model", "problems", "prompt", "reward", "algorithm", "learner", "critic", "layout", "rollout")
         given = {
             "problems": None if self.problems is None else [problem.key for problem in self.problems],
-            "reward": None if self.reward is None else f"{self.reward.__module__}.{self.reward.__qualname__}",
+            "reward": getattr(self.reward, "__qualname__", type(self.reward).__qualname__),
         }
         cluster = {"device": recipe.device(), "threads": recipe.cluster.threads}
         return {"given": given, "cluster": cluster} | {name: values[name] for name in names}

@@ -23,6 +23,9 @@ BENCH ?= $(wildcard benchmarks/[!_]*.py)
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
+# Whole files of tests at a time, on at most four cores: a file's tests share what is slow to start. PARALLEL= runs one.
+PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
+
 WITHOUT_GPU := $(if $(shell command -v nvidia-smi),, and not gpu)
 
 .PHONY: help setup train train-math test test-all lint bench docs wheel clean browser
@@ -56,10 +59,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint browser
-	$(BIN)/pytest -m "not slow$(WITHOUT_GPU)" $(TEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) -m "not slow$(WITHOUT_GPU)" $(TEST_ARGS)
 
 test-all: lint browser
-	$(BIN)/pytest $(if $(WITHOUT_GPU),-m "not gpu") $(TEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) $(if $(WITHOUT_GPU),-m "not gpu") $(TEST_ARGS)
 
 # The report's pages are tested in a browser; without one those tests are skipped.
 browser: setup

@@ -14,6 +14,8 @@ import pytest
 
 from embodied.system.termination import interruption, sigterm_as_interrupt, sigterm_kept, was_terminated
 
+pytestmark = pytest.mark.alone
+
 RECIPE = ["gym_cartpole_ppo_mlp", "checkpoint.every=1", "record.episodes=0", "logger.tensorboard=false"]
 
 

@@ -15,6 +15,8 @@ from pooled_world import is_gone, pool, seeds, with_code
 from embodied.errors import SimulatorError
 from envs.pool import PoolVectorEnv
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(("code", "name"), [(world.SEGFAULT, "SIGSEGV"), (world.KILL, "SIGKILL")])
 def test_process_that_dies_costs_only_its_running_episodes(

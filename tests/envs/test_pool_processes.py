@@ -20,6 +20,8 @@ from envs.api import Assignments
 from envs.pool import PoolVectorEnv
 from envs.pool.process import free_cores
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     ("fault", "error", "messages"),

@@ -19,6 +19,8 @@ from embodied.scheduler.ray_launcher import RayLauncher
 from tests.scheduler.network import Putter, Script, Taker
 from tests.scheduler.test_channel_networks import check
 
+pytestmark = pytest.mark.alone
+
 OWN = Probe("127.0.0.1").facts()
 
 

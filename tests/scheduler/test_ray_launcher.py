@@ -18,6 +18,8 @@ from embodied.scheduler import Flow, Plan, Route, StagePlan
 from embodied.scheduler.ray_launcher import RayLauncher
 from tests.scheduler.ray_workers import Consumer, Producer
 
+pytestmark = pytest.mark.alone
+
 
 def launcher(producers=2, consumers=1, deadline=60.0, route=Route.SPREAD, devices=None, threads=1):
     flow = Flow("test")

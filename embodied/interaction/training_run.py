@@ -61,7 +61,7 @@ class EmbodiedRun(TrainingRun):
         return Collection(sum(part.steps for part in finished), episode_metrics(episodes, self.spec.has_success))
 
     async def evaluate(self) -> Evaluation:
-        """Play the evaluation episodes with the current weights."""
+        """Play the evaluation episodes with the current weights; evaluation.json says how each of the latest ended."""
         options = self.recipe.evaluation
         assignments = evaluation_assignments(options.seed, options.episodes, self.spec)
         rollout = Rollout(0, 0, "evaluate", options.sampling)
@@ -70,6 +70,7 @@ class EmbodiedRun(TrainingRun):
                 self.env.call("evaluate", assignments), self.policy.call("act", rollout)
             )
         result = EvaluationResult(tuple(episode for part in episodes for episode in part))
+        self.folder.write_evaluation(result.table())
         metrics = result.metrics(self.spec.has_success)
         rate = ""
         if self.spec.has_success:

@@ -29,17 +29,26 @@ class RunFolder:
     trace = property(lambda self: self.path / "trace.json")
     log = property(lambda self: self.path / "log.txt")
     result = property(lambda self: self.path / "result.json")
+    evaluation = property(lambda self: self.path / "evaluation.json")
     report = property(lambda self: self.path / "report.html")
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Replace result.json in one step."""
-        partial = self.result.with_suffix(".partial")
-        partial.write_text(json.dumps(result, indent=2))
-        partial.rename(self.result)
+        _replace(self.result, result)
+
+    def write_evaluation(self, episodes: list[dict[str, Any]]) -> None:
+        """Replace evaluation.json, the latest evaluation's episodes, in one step."""
+        _replace(self.evaluation, {"episodes": episodes})
 
     def read_result(self) -> dict[str, Any]:
         """result.json, or an empty dict before it was written."""
         return json.loads(self.result.read_text()) if self.result.exists() else {}
+
+
+def _replace(path: Path, value: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=2))
+    partial.rename(path)
 
 
 def create_run_folder(root: Path, recipe: str, exact: Path | None = None) -> RunFolder:

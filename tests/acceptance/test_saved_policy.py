@@ -7,22 +7,12 @@ from pathlib import Path
 
 import pytest
 
-SHORT = [
-    "env={id: maniskill/PushCube-v1, obs: rgb, image_size: 28, robot_visual: lowpoly, hidden: [ground], "
-    "control_mode: pd_ee_delta_pos, episode_steps: 10, num_envs: 4, processes: 0}",
-    "policy={name: openvla_oft/tiny, chunk: 5, value: action, critic: privileged, sizes: {image_size: 28, layers: 1, "
-    "vision_layers: 2}}",
-    "rollout={decisions: 2}",
-    "learner={global_batch: 8}",
-    "evaluation={every: 0, episodes: 6}",
-    "goal={at_least: null, env_steps: 40}",
-]
+SHORT = ["env.num_envs=16", "env.processes=0", "rollout.decisions=4", "evaluation.episodes=16", "goal.env_steps=300"]
 
 
+@pytest.mark.sample
 @pytest.mark.slow
-def test_a_new_process_finds_what_the_run_found(tmp_path):
-    recipe = tmp_path / "short.yaml"
-    recipe.write_text("\n".join(["description: short", *(word.replace("=", ": ", 1) for word in SHORT)]))
+def test_a_new_process_finds_what_the_run_found_to_the_episode(tmp_path):
     folder = tmp_path / "run"
 
     def command(*words: str) -> None:
@@ -31,10 +21,11 @@ def test_a_new_process_finds_what_the_run_found(tmp_path):
         )
         assert done.returncode == 0, done.stderr
 
-    command("train", str(recipe), f"run.folder={folder}", "record.episodes=0", "logger.tensorboard=false")
-    command("eval", str(folder), "--films", "0", "--out", str(tmp_path / "results.json"))
+    command("train", "maniskill_ppo_openvla_oft_tiny", f"run.folder={folder}", "record.episodes=0", *SHORT)
+    command("eval", str(folder), "--episodes", "16", "--films", "0", "--out", str(tmp_path / "results.json"))
     trained = json.loads((folder / "result.json").read_text())
     found = json.loads(Path(tmp_path / "results.json").read_text())
     assert found["metrics"] == pytest.approx(trained["after"])
-    assert len(found["episodes"]) == 6
+    assert 0 < found["metrics"]["eval/success_once"] < 1
+    assert found["episodes"] == json.loads((folder / "evaluation.json").read_text())["episodes"]
     assert found["policy"]["folder"].startswith(trained["checkpoint"])

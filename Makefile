@@ -59,7 +59,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint browser
-	$(BIN)/pytest $(PARALLEL) -m "not slow$(WITHOUT_GPU)" $(TEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) -m "(not slow or sample)$(WITHOUT_GPU)" $(TEST_ARGS)
 
 test-all: lint browser
 	$(BIN)/pytest $(PARALLEL) $(if $(WITHOUT_GPU),-m "not gpu") $(TEST_ARGS)

@@ -116,6 +116,7 @@ def test_a_run_goes_on_after_the_process_of_a_worker_has_died_with_the_bits_of_a
     assert_same_run(unbroken, broken, "step_10")
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 def test_a_killed_maniskill_run_resumes_to_the_bit_in_the_middle_of_episodes(tmp_path):
     recipe = [

@@ -37,6 +37,7 @@ def hand_to_the_left(monkeypatch) -> None:
     monkeypatch.setattr(task, "compile_goal", goal)
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("hand_to_the_left")

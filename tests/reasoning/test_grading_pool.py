@@ -71,6 +71,7 @@ def test_grades_from_several_threads_at_once(pool):
     assert results == {t: [float(i == t) for i in range(8)] for t in range(8)}
 
 
+@pytest.mark.alone
 def test_an_answer_that_hangs_a_symbolic_verifier_costs_its_deadline_only(pool):
     start = time.monotonic()
     (late, fine) = pool.grade([(1, r"\boxed{(((9^{9})^{9})^{9})^{9}}", PROBLEM), (1, r"\boxed{2}", PROBLEM)])

@@ -113,6 +113,7 @@ def test_environment_whose_python_is_gone_is_not_set_up(tmp_path: Path) -> None:
     assert not bootstrap.is_set_up(tmp_path, "a")
 
 
+@pytest.mark.alone
 def test_finished_work_is_not_repeated(small_project: Path) -> None:
     first = set_up(small_project)
     assert first.returncode == 0, first.stderr

@@ -30,7 +30,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("train", ".venv/bin/embodied train maniskill_pushcube_ppo_mlp"),
         ("train-math", ".venv/bin/reasoning train math_grpo_tiny"),
-        ("test", '.venv/bin/pytest -m "not slow'),
+        ("test", ".venv/bin/pytest"),
         ("test-all", ".venv/bin/pytest"),
         ("lint", ".venv/bin/lint-imports"),
         ("bench", ".venv/bin/python"),
@@ -51,12 +51,15 @@ def test_style_and_import_rules_are_part_of_the_tests() -> None:
 
 
 def test_arguments_are_passed_on() -> None:
-    assert 'pytest -m "not slow' in (plan := make("--dry-run", "test", "TEST_ARGS=-k doctor").stdout)
+    plan = make("--dry-run", "test", "TEST_ARGS=-k doctor").stdout
+    assert '-n logical --maxprocesses 4 --dist loadfile -m "(not slow or sample)' in plan
     assert plan.rstrip().endswith("-k doctor")
+    assert 'pytest  -m "(not slow' in make("--dry-run", "test", "PARALLEL=").stdout
     plan = make("--dry-run", "train", "RECIPE=gym_cartpole_ppo_mlp", "TRAIN_ARGS=seed=3").stdout
     assert "embodied train gym_cartpole_ppo_mlp seed=3" in plan
 
 
+@pytest.mark.alone
 def test_second_set_up_takes_under_two_seconds() -> None:
     key = bootstrap.installation_key(HOME, ".".join(str(part) for part in sys.version_info[:3]))
     if not bootstrap.is_set_up(HOME / ".venv", key):

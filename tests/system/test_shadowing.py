@@ -69,6 +69,7 @@ def test_command_refuses_to_start_beside_a_foreign_package(tmp_path: Path) -> No
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.alone
 def test_the_check_is_cheap_enough_for_every_start() -> None:
     check_shadowing([str(HOME)])
     began = time.perf_counter()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
+
+from embodied.errors import RefusedInput
 
 
 def add_verb(subparsers: Any, name: str, summary: str, examples: list[str]) -> argparse.ArgumentParser:
@@ -54,3 +57,24 @@ def of_reasoning_run(folder: Path) -> bool:
 def with_plan(overrides: list[str]) -> list[str]:
     """Overrides with `plan=...` written out as the key it stands for, `cluster.plan`."""
     return [f"cluster.{text}" if text.startswith("plan=") else text for text in overrides]
+
+
+def env_overrides(words: list[str]) -> dict[str, Any]:
+    """`env.key=value` words as plain values, written as in YAML; `{camera:2}` may do without the space, as in recipes.
+
+    Raises RefusedInput for others.
+    """
+    import yaml
+
+    values = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign or not key.startswith("env."):
+            raise RefusedInput(f"{word!r}: only env.* options can be changed here, e.g. env.num_envs=32")
+        if text.startswith("{"):
+            text = re.sub(r"([{,]\s*\w+):(?=\S)", r"\1: ", text)
+        try:
+            values[key.removeprefix("env.")] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise RefusedInput(f"{word!r}: {text!r} is not a value that YAML can read") from None
+    return values

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, relative
+from embodied.commands.common import add_verb, env_overrides, relative
 from embodied.errors import EXIT_DONE, RefusedInput, SimulatorError
 
 _ENVIRONMENTS = 16
@@ -106,16 +106,3 @@ def config_has_pictures(folder: Path) -> bool:
     from embodied.datasets import open_dataset
 
     return bool(open_dataset(folder).spec.cameras)
-
-
-def env_overrides(overrides: list[str]) -> dict[str, Any]:
-    """`env.key=value` words as plain values. Raises RefusedInput for others."""
-    import yaml
-
-    values = {}
-    for override in overrides:
-        key, sign, text = override.partition("=")
-        if not sign or not key.startswith("env."):
-            raise RefusedInput(f"{override!r} is not of the form env.key=value, e.g. env.image_size=64")
-        values[key.removeprefix("env.")] = yaml.safe_load(text)
-    return values

@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, command_line, of_reasoning_run, relative
+from embodied.commands.common import add_verb, command_line, env_overrides, of_reasoning_run, relative
 from embodied.errors import EXIT_DONE, RefusedInput
 
 
@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest",
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --episodes 256 --decode sample",
             "embodied eval my_policy maniskill/PushCube-v1 env.num_envs=32",
-            "embodied eval my_policy libero/libero_spatial --episodes 500 --films 100",
+            "embodied eval my_policy libero/libero_spatial --episodes 500 --films 100 --film all --every 5",
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --dataset data/pushcube_by_policy",
             "embodied eval my_policy libero/libero_goal eval.perturb=[camera,light] eval.severity=[1,3,5]",
             "embodied eval my_policy maniskill/PutOnPlate-v1 eval.splits=all --episodes 256",
@@ -37,7 +37,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
     parser.add_argument("--out", type=Path, help="results file; by default in the run folder, or beside the policy")
-    parser.add_argument("--films", type=int, default=16, help="how many failures to film at most (default 16; 0: none)")
+    parser.add_argument("--films", type=int, default=16, help="how many episodes to film at most (default 16; 0: none)")
+    parser.add_argument("--film", choices=("failures", "successes", "all"), default="failures", help="which (failures)")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="film every K-th of them (default 1)")
     parser.add_argument("--fps", type=int, default=20, help="of the films, frames a second (default 20)")
     parser.add_argument("--dataset", type=Path, metavar="DIR", help="also record the episodes as a dataset in DIR")
     parser.add_argument("--keep", choices=("successes", "all"), default="successes", help="which of them (successes)")
@@ -46,13 +48,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json and its page, print the rate."""
     from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
-    from embodied.interaction.failures import film_failures
+    from embodied.interaction.outcome_films import film_outcomes
     from embodied.interaction.robustness import conditions, take_robustness
     from embodied.report import build_evaluation_page
     from embodied.runs.versions import versions
 
-    if args.films < 0 or args.fps < 1:
-        raise RefusedInput(f"--films is {args.films}, --fps {args.fps}; expected at least 0 and at least 1")
+    if args.films < 0 or args.fps < 1 or args.every < 1:
+        raise RefusedInput(
+            f"--films is {args.films}, --fps {args.fps}, --every {args.every}; expected at least 0, 1 and 1"
+        )
     if of_reasoning_run(Path(args.policy)):
         raise RefusedInput(f"{args.policy} is a run of a language model; evaluate it: reasoning eval {args.policy}")
     policy = find_policy(args.policy)
@@ -68,9 +72,8 @@ def run(args: argparse.Namespace) -> int:
     write_results(record, out)  # the numbers first: films take their time
     if spec.has_success:
         films = out.with_name(f"{out.stem}_films")
-        record["films"] = film_failures(
-            result, policy, env, options, films, most=args.films, fps=args.fps, device=device
-        )
+        chosen = {"of": args.film, "every": args.every, "most": args.films}
+        record["films"] = film_outcomes(result, policy, env, options, films, **chosen, fps=args.fps, device=device)
         write_results(record, out)
     build_evaluation_page(record, page, command=command_line())
     if spec.tasks > 1 and spec.has_success:
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"length   {metrics['eval/length']:.1f} steps")
     print(f"{len(result.episodes)} episodes of {env.id}, {options.sampling.decode}; all of them in {relative(out)}")
     filmed = record["films"]["episodes"]
-    print(f"page     {relative(page)}" + (f"  ({len(filmed)} films of failures)" if filmed else ""))
+    print(f"page     {relative(page)}" + (f"  ({len(filmed)} films of {args.film})" if filmed else ""))
     if others:
         record["robustness"] = _robustness(policy, (usual, result), others, options, device)
         write_results(record, out)
@@ -167,27 +170,12 @@ def target(args: argparse.Namespace) -> tuple[Any, Any, str]:
         raise RefusedInput(
             f"{args.policy} is a policy outside a run: name the environment too, e.g. maniskill/PushCube-v1"
         )
-    values = values | _env_overrides(overrides)
+    values = values | env_overrides(overrides)
     env = parse(config_class(values["id"]), values, at="env")
     changes: dict[str, Any] = {k: getattr(args, k) for k in ("episodes", "seed") if getattr(args, k, None) is not None}
     if getattr(args, "decode", None):
         changes["sampling"] = dataclasses.replace(options.sampling, decode=args.decode)
     return env, dataclasses.replace(options, **changes), resolve_device(args.device)
-
-
-def _env_overrides(overrides: list[str]) -> dict[str, Any]:
-    import yaml
-
-    values = {}
-    for override in overrides:
-        key, text = override.split("=", 1)
-        if not key.startswith("env."):
-            raise RefusedInput(f"{override!r}: only env.* options can be changed here, e.g. env.num_envs=32")
-        try:
-            values[key.removeprefix("env.")] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise RefusedInput(f"{override!r}: {text!r} is not a value that YAML can read") from None
-    return values
 
 
 def writable(path: Path) -> Path:

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from embodied.errors import ConfigurationError, suggest
 
 T = TypeVar("T")
+_TYPES = ("bool", "int", "float", "str")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -42,6 +43,8 @@ def parse(record: type[T], values: dict[str, Any], *, at: str = "") -> T:
 
 def _describe(record: type, fault: dict[str, Any], at: str) -> str:
     path = [str(part) for part in fault["loc"]]
+    if len(path) > 1 and fault["type"].endswith("_type") and (path[-1] in _TYPES or "[" in path[-1]):
+        path = path[:-1]  # which of the types that are allowed here; the message says it
     key = ".".join([*([at] if at else []), *path])
     kind = fault["type"]
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):

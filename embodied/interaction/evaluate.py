@@ -119,7 +119,7 @@ def results_record(
             for task, outcomes in sorted(per_task.items())
         ],
         "episodes": result.table(),
-        "films": {"episodes": [], "missing": "No films were asked for."},
+        "films": {"of": "failures", "episodes": [], "missing": "No films were asked for."},
     }
 
 

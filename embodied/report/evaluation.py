@@ -1,4 +1,4 @@
-"""An evaluation's page: the rate with its interval, every task, a film of every failure, and how to do it again."""
+"""An evaluation's page: the rate with its interval, every task, films, and how to do it again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _content(record: dict[str, Any], folder: Path, command: str) -> dict[str, An
     metrics, episodes = record["metrics"], record["episodes"]
     known = "eval/success_once" in metrics
     films, missing = _films(record, folder)
-    failures = sum(not episode["success_once"] for episode in episodes) if known else 0
+    successes = sum(episode["success_once"] for episode in episodes) if known else 0
+    filmed = record["films"].get("of", "failures")
+    meant = {"failures": len(episodes) - successes, "successes": successes, "all": len(episodes)}[filmed]
     return {
         "title": f"Evaluation of {record['environment']['id']}",
         "env": record["environment"]["id"],
@@ -37,7 +39,8 @@ def _content(record: dict[str, Any], folder: Path, command: str) -> dict[str, An
         "conditions": record.get("robustness", []),
         "episodes": [(number, episode) for number, episode in enumerate(episodes)][:_ROWS],
         "left_out": max(0, len(episodes) - _ROWS),
-        "failures": failures,
+        "filmed": {"failures": "Failures", "successes": "Successes", "all": "Episodes"}[filmed],
+        "nobody": not known or not meant,
         "films": films,
         "missing": missing,
         "command": command,

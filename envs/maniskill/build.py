@@ -52,11 +52,10 @@ def registered_task(config: ManiSkillConfig) -> RegisteredTask:
     if config.task in VARIANTS:
         _check_rl4vla(config)
     if config.task not in REGISTERED_ENVS:
-        near = difflib.get_close_matches(config.task, REGISTERED_ENVS, n=1, cutoff=0.5)
-        hint = f"Did you mean maniskill/{near[0]}? " if near else ""
-        raise ConfigurationError(
-            f"ManiSkill has no task {config.task!r}. {hint}Valid tasks: {', '.join(sorted(REGISTERED_ENVS))}."
-        )
+        near = difflib.get_close_matches(config.task, REGISTERED_ENVS, n=5, cutoff=0.5)
+        meant = ", ".join(f"maniskill/{name}" for name in near)
+        hint = f"Did you mean {meant}?" if near else f"Valid tasks: {', '.join(sorted(REGISTERED_ENVS))}."
+        raise ConfigurationError(f"ManiSkill has no task {config.task!r} among {len(REGISTERED_ENVS)}. {hint}")
     task = REGISTERED_ENVS[config.task]
     varied = config.task in VARIATIONS
     smooth = ["smooth"] if varied or hasattr(task.cls, "potential") else []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -20,6 +22,21 @@ from envs.video.overlay import title_bar
 
 # `veryfast` is within a few percent of the default's size on rendered scenes at a third of its time
 _ENCODER_OPTIONS = ["-preset", "veryfast", "-crf", "20", "-threads", "1", "-movflags", "+faststart", "-f", "mp4"]
+
+
+def require_encoder() -> None:
+    """Raises RefusedInput where there is no ffmpeg to run, before anything is played that is to be filmed."""
+    try:
+        program = imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError:
+        program = ""
+    if not program or shutil.which(program) is None:
+        which = f"{program!r} (IMAGEIO_FFMPEG_EXE) is no program" if program else "the package imageio-ffmpeg has none"
+        raise RefusedInput(
+            f"Videos need ffmpeg, and {which}. Get it with `{sys.executable} -m pip install --force-reinstall "
+            "imageio-ffmpeg`. Without videos: record.episodes=0 and record.every=0 in training, --films 0 in eval, "
+            "--preview 0 in demos."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

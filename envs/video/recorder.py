@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 
 from embodied.errors import DeadlineExceeded, RefusedInput, WorkerError
+from envs.video.codec import require_encoder
 from envs.video.overlay import Overlay
 from envs.video.ring import RingWriter
 
@@ -83,6 +84,7 @@ class VideoRecorder:
             )
         if tile is not None and keep is not Keep.ALL:
             raise RefusedInput(f"A grid mixes outcomes, so keep={keep.value!r} needs tile=None.")
+        require_encoder()
         self.folder = Path(folder).absolute()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ class Outer:
     name: str
     mode: Literal["fast", "faithful"] = "fast"
     inner: Inner = Inner()
+    size: int | tuple[int, int] = 8
 
     def __post_init__(self) -> None:
         if self.name == "impossible":
@@ -31,7 +32,8 @@ def test_defaults_and_given_values_are_kept():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"name": "a", "mod": "fast"}, ["'x.mod'", "Did you mean 'mode'", "name, mode, inner"]),
+        ({"name": "a", "mod": "fast"}, ["'x.mod'", "Did you mean 'mode'", "name, mode, inner, size"]),
+        ({"name": "a", "size": "big"}, ["'x.size' is 'big': Input should be a valid integer"]),
         ({"name": "a", "inner": {"rat": 1}}, ["'x.inner.rat'", "Did you mean 'rate'", "rate, sizes"]),
         ({"name": 3}, ["'x.name' is 3", "string"]),
         ({"name": "a", "inner": {"rate": "1"}}, ["'x.inner.rate' is '1'", "number"]),

@@ -375,3 +375,9 @@ def test_recording_every_step_slows_the_whole_loop_by_less_than_three_percent(tm
     with capsys.disabled():
         print(f"\n{step_ms} ms steps, every one recorded: {100 * slower:+.1f} %")
     assert slower < 0.03
+
+
+def test_without_ffmpeg_a_recording_is_refused_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "ffmpeg"))
+    with pytest.raises(RefusedInput, match=r"Videos need ffmpeg, and '.*ffmpeg' .* is no program.*--films 0"):
+        VideoRecorder(tmp_path / "videos")

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import policies
+from embodied.commands.common import env_overrides
 from embodied.commands.main import main
 from embodied.datasets import FolderDataset, open_dataset
+from embodied.errors import RefusedInput
 from embodied.interaction.evaluate import evaluate_policy, results_record, weight_hashes
 from embodied.interaction.playback import play, playback_env
 from embodied.interaction.recipe import EvaluationConfig
@@ -119,6 +121,20 @@ def test_episodes_are_filmed_separately(saved, evaluated, tmp_path, capsys):
 def test_bad_options_are_refused(saved, capsys):
     assert main(["eval", str(saved), "gym/CartPole-v1", "--films", "-1"]) == 2
     assert "--films is -1" in capsys.readouterr().err
+    assert main(["eval", str(saved), "gym/CartPole-v1", "--every", "0"]) == 2
+    assert "--every 0; expected" in capsys.readouterr().err
+
+
+def test_options_are_written_as_in_yaml_or_as_in_recipes():
+    words = ["env.perturb={camera:2,light:1}", "env.num_envs=3", "env.cameras=[a, b]", "env.options={path: a:b}"]
+    assert env_overrides(words) == {
+        "perturb": {"camera": 2, "light": 1},
+        "num_envs": 3,
+        "cameras": ["a", "b"],
+        "options": {"path": "a:b"},
+    }
+    with pytest.raises(RefusedInput, match="YAML"):
+        env_overrides(["env.cameras=[a"])
 
 
 def outcome(successes):
@@ -184,3 +200,11 @@ def test_failures_of_a_simulator_are_filmed_for_the_page(tmp_path, monkeypatch):
     for film in films:
         assert video_info(tmp_path / film["path"]).frames == 6
         assert film["path"] in page
+    more = ["--films", "8", "--film", "all", "--every", "2", "--out", "results.json"]
+    assert main(["eval", "policy", "maniskill/PushCube-v1", *words[:-2], *more]) == 0
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert [film["episode"] for film in record["films"]["episodes"]] == [0, 2]
+    assert record["films"]["missing"] == "2 of 4 episodes."
+    assert "<h2>Episodes</h2>" in (tmp_path / "results.html").read_text()
+    assert main(["eval", "policy", "maniskill/PushCube-v1", *words[:-2], "--film", "successes", "--out", "r.json"]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["films"]["episodes"] == []

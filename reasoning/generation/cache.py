@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-_GRANULE = 64
+_GRANULE = 16
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,7 +240,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores += mask
-    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+    return scores.softmax(-1) @ v  # torch adds up in float32 inside, whatever goes in and comes out
 
 
 def _named_weights(model: PreTrainedModel, tied: bool) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 
@@ -153,3 +154,18 @@ def test_state_tasks_need_no_vulkan_and_image_tasks_say_that_they_do():
     )
     assert "torch.Size([2])" in done.stdout
     assert "refused: StackCube-v1 needs a Vulkan device" in done.stdout
+
+
+@pytest.mark.slow
+@needs_vulkan
+def test_memory_does_not_grow_with_resets_and_pictures():
+    """New looks and colours in every episode; a thousand resets are in benchmarks/results/soak.md."""
+    config = ManiSkillConfig(id="maniskill/PutOnPlate-v1", obs="rgb", image_size=32, robot_visual="lowpoly")
+    env, sizes = BatchedManiSkill(config, 2), []
+    for index in range(500):
+        start(env, [2 * index, 2 * index + 1])
+        env.observe()
+        if index in (150, 499):
+            sizes.append(psutil.Process().memory_info().rss / 2**20)
+    env.close()
+    assert sizes[1] - sizes[0] < 20

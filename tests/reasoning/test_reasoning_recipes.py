@@ -52,6 +52,7 @@ def test_the_names_that_users_rely_on_are_there():
     assert {
         "math_grpo_tiny",
         "math_ppo_tiny",
+        "math_grpo_smollm2",
         *(f"math_grpo_qwen2_5_{size}" for size in ("1_5b", "7b", "32b")),
         *(f"math_ppo_qwen2_5_{size}" for size in ("1_5b", "7b", "14b")),
         "math_grpo_qwen3_30b_a3b",

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ import torch
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.random import derive_seed
 from reasoning.generation.api import Engine, Finish, Request, Response, Sampling, check_requests
+from reasoning.models.saving import published_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -263,27 +264,6 @@ class VllmEngine(Engine):
         """Fill vLLM's model, and let it work out anew what is under way."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": published_names(weights)})
         self._engine.reset_prefix_cache(reset_running_requests=True)
-
-
-def published_names(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights by the names that checkpoints are published with, which vLLM reads.
-
-    transformers holds all experts of a layer in two tensors; published checkpoints have three matrices an expert.
-    """
-    for name, value in weights.items():
-        value = value.detach()
-        layer, found, kind = name.partition(".mlp.experts.")
-        if not found:
-            yield name, value
-            continue
-        for expert, matrix in enumerate(value):
-            at = f"{layer}.mlp.experts.{expert}"
-            if kind == "down_proj":
-                yield f"{at}.down_proj.weight", matrix
-            else:
-                gate, up = matrix.chunk(2)
-                yield f"{at}.gate_proj.weight", gate
-                yield f"{at}.up_proj.weight", up
 
 
 def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     rank 0 of the learner need not be that.
     """
     kept = {name: tensor for name, tensor in weights.items() if name not in model.all_tied_weights_keys}
+    kept = dict(published_names(kept))
     # gathered tensors can be views of one buffer, which the writer takes for tied weights
     kept = {n: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for n, t in kept.items()}
     model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # sharding gives the class another name
@@ -28,3 +29,24 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     save_torch_state_dict(kept, folder)
+
+
+def published_names(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights by the names that checkpoints are published with, which other programs read.
+
+    transformers holds all experts of a layer in two tensors; published checkpoints have three matrices an expert.
+    """
+    for name, value in weights.items():
+        value = value.detach()
+        layer, found, kind = name.partition(".mlp.experts.")
+        if not found:
+            yield name, value
+            continue
+        for expert, matrix in enumerate(value):
+            at = f"{layer}.mlp.experts.{expert}"
+            if kind == "down_proj":
+                yield f"{at}.down_proj.weight", matrix
+            else:
+                gate, up = matrix.chunk(2)
+                yield f"{at}.gate_proj.weight", gate
+                yield f"{at}.up_proj.weight", up

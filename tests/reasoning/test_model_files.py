@@ -5,6 +5,7 @@ import json
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from reasoning.models.loading import load_model, open_model, open_tokenizer
 from reasoning.models.saving import save_model
@@ -57,3 +58,20 @@ def test_weights_that_lie_in_one_buffer_are_all_written(tmp_path):
     save_model(model, views, tmp_path)
     loaded = load(tmp_path).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+
+
+def test_experts_are_written_by_their_published_names_and_loaded_again(tmp_path):
+    config = Qwen3MoeConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+        mlp_only_layers=[1],
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    save_model(model, model.state_dict(), tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert "model.layers.0.mlp.experts.3.gate_proj.weight" in ours
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    found = load(tmp_path / "ours").state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())

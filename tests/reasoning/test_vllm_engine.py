@@ -9,13 +9,13 @@ import sys
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from reasoning.generation import Finish, Request, Sampling
 from reasoning.generation.native import collect
 from reasoning.generation.sampling import token_logprobs
-from reasoning.generation.vllm import VllmEngine, published_names
+from reasoning.generation.vllm import VllmEngine
 from reasoning.models.tiny import tiny_tokenizer
 from tests.reasoning import fake_vllm
 
@@ -224,21 +224,3 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'embodied-rl\[vllm\]'"):
         engine(build())
-
-
-def test_experts_are_handed_over_by_their_published_names():
-    config = Qwen3MoeConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
-        mlp_only_layers=[1],
-    )  # fmt: skip
-    model = Qwen3MoeForCausalLM(config)
-    named = dict(published_names(model.state_dict()))
-    at = "model.layers.0.mlp.experts"
-    experts = model.model.layers[0].mlp.experts
-    torch.testing.assert_close(named[f"{at}.3.gate_proj.weight"], experts.gate_up_proj[3, :12])
-    torch.testing.assert_close(named[f"{at}.3.up_proj.weight"], experts.gate_up_proj[3, 12:])
-    torch.testing.assert_close(named[f"{at}.3.down_proj.weight"], experts.down_proj[3])
-    assert f"{at}.gate_up_proj" not in named
-    assert "model.layers.1.mlp.gate_proj.weight" in named
-    assert sum(value.numel() for value in named.values()) == sum(p.numel() for p in model.parameters())

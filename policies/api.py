@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import math
 from typing import Any, Literal, Protocol
 
 import torch
@@ -68,6 +69,9 @@ class Decode(enum.Enum):
     GREEDY = "greedy"  # the most probable token; the mean of a Gaussian
 
 
+_LOWEST_TEMPERATURE = 1e-6  # logits divided by it stay far from the end of float32
+
+
 @config
 class Sampling:
     """How actions are drawn (decode: sample, or greedy for the most probable), in this fixed order: mask to the action
@@ -83,8 +87,11 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (decode: greedy takes the mode)")
+        if not _LOWEST_TEMPERATURE <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature is {self.temperature}; expected a finite number, at least {_LOWEST_TEMPERATURE:g} "
+                "(decode: greedy takes the mode)"
+            )
         if self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"top_k is {self.top_k} and top_p {self.top_p}; expected top_k >= 0 and 0 < top_p <= 1")
 
@@ -138,6 +145,10 @@ class PolicyConfig:
     name: str
     chunk: int | None = None
     value: Literal["none", "chunk", "action"] = "chunk"
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk is {self.chunk}; expected at least 1")
 
 
 @dataclasses.dataclass(frozen=True)

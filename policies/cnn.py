@@ -39,6 +39,7 @@ class CNNConfig(PolicyConfig):
     log_std: float = -0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         refuse_action_values(self)
         if not self.channels or any(units <= 0 for units in (*self.channels, self.features, *self.hidden)):
             raise ValueError(

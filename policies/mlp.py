@@ -32,6 +32,7 @@ class MLPConfig(PolicyConfig):
     scale: Literal["none", "running"] = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         refuse_action_values(self)
         if any(units <= 0 for units in self.hidden):
             raise ValueError(f"hidden is {self.hidden}; every layer needs at least one unit")

@@ -20,8 +20,10 @@ import torch
 from embodied.config import parse
 from embodied.errors import AssetError, ConfigurationError, suggest
 from policies.api import Interface, Policy, PolicyConfig
+from policies.description import DESCRIPTION, described_interface, read_description
 from policies.footprint import ENTRY_POINTS
 from policies.names import split_name
+from policies.weights import save_tensors
 
 # the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; one that has
 # a layout of its own on disk also has `save(policy, folder)` and `load(folder)`
@@ -32,8 +34,16 @@ _KINDS = {
     "openvla_oft": "policies.openvla_oft",
 }
 
-DESCRIPTION = "policy.json"
 WEIGHTS = "model.safetensors"
+EXAMPLE_INTERFACE = Interface(
+    state_dim=8,
+    action_dim=7,
+    action_low=(-1.0,) * 7,
+    action_high=(1.0,) * 7,
+    cameras=1,
+    image_height=224,
+    image_width=224,
+)
 
 
 def kinds() -> list[str]:
@@ -57,8 +67,13 @@ def config_class(name: str) -> type[PolicyConfig]:
     return _module(name).Config
 
 
-def build(name: str | PolicyConfig, interface: Interface, *, seed: int = 0, **options: Any) -> Policy:
-    """A freshly initialised policy: the same seed gives the same weights."""
+def build(
+    name: str | PolicyConfig, interface: Interface = EXAMPLE_INTERFACE, *, seed: int = 0, **options: Any
+) -> Policy:
+    """A freshly initialised policy: the same seed gives the same weights.
+
+    interface: of the environment it will act in; without one the policy is an example for a robot arm.
+    """
     if isinstance(name, str):
         name = parse(config_class(name), {"name": name, **options}, at="policy")
     elif options:
@@ -78,23 +93,21 @@ def save(policy: Policy, folder: Path, weights: dict[str, torch.Tensor] | None =
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION).write_text(json.dumps(metadata, indent=2))
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights or policy.state_dict()).items()}
-    safetensors.torch.save_file(tensors, folder / WEIGHTS)
+    save_tensors(weights or policy.state_dict(), folder / WEIGHTS)
 
 
 def load(folder: str | Path) -> Policy:
     """The policy saved in `folder`. Raises AssetError when the folder holds none or its weights do not fit."""
     folder = Path(folder)
-    description = folder / DESCRIPTION
-    if not description.is_file():
-        raise AssetError(f"{folder} holds no saved policy: there is no {DESCRIPTION} in it")
-    metadata = json.loads(description.read_text())
+    metadata = read_description(folder)
     module = _module(metadata["kind"])
     if hasattr(module, "load"):
         return module.load(folder).eval()
     policy = _rebuild(module, metadata)
     try:
-        policy.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
+        weights = safetensors.torch.load_file(folder / WEIGHTS)
+        _require_types(weights, policy.state_dict())
+        policy.load_state_dict(weights, strict=True)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         raise AssetError(
             f"the weights in {folder} do not fit the policy that {DESCRIPTION} describes: {error}"
@@ -102,10 +115,17 @@ def load(folder: str | Path) -> Policy:
     return policy.eval()
 
 
+def _require_types(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Raises RuntimeError where whole numbers would silently become weights, or the reverse."""
+    for name in weights.keys() & expected.keys():
+        if weights[name].is_floating_point() != expected[name].is_floating_point():
+            raise RuntimeError(f"{name} is {weights[name].dtype}, expected {expected[name].dtype}")
+
+
 def _rebuild(module: ModuleType, metadata: dict[str, Any]) -> Policy:
     """The policy that a description describes, with fresh weights."""
     options = parse(module.Config, metadata["options"], at="policy")
-    return module.build(options, Interface(**_as_tuples(metadata["interface"])), 0)
+    return module.build(options, described_interface(metadata), 0)
 
 
 def check_interface(policy: Policy, interface: Interface) -> None:
@@ -113,7 +133,7 @@ def check_interface(policy: Policy, interface: Interface) -> None:
 
     A policy that fits is made ready for the environment's instructions.
     """
-    trained = Interface(**_as_tuples(policy.metadata()["interface"]))
+    trained = described_interface(json.loads(json.dumps(policy.metadata())))
     compared = ("state_dim", "action_dim", "action_kind", "choices", "cameras", "image_height", "image_width")
     wrong = [
         f"{name} {getattr(trained, name)} (policy) against {getattr(interface, name)} (environment)"
@@ -126,10 +146,6 @@ def check_interface(policy: Policy, interface: Interface) -> None:
             "Evaluate it where it was trained, with the same observation and control mode."
         )
     policy.make_room(interface.instructions)
-
-
-def _as_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def interface_of(spec: Any) -> Interface:

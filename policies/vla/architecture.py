@@ -24,6 +24,9 @@ BACKBONES = {
 """timm ids and picture size of the vision backbones, for configurations that name only the backbone."""
 
 
+_ONLY = {"model_type": "llama", "hidden_act": "silu", "rope_scaling": None, "attention_bias": False, "mlp_bias": False}
+"""Fields of `text_config` that change what a decoder computes, and the values it is written for."""
+
 _PATCH = 14  # pixels of a patch's side
 _HEAD = 32  # width of an attention head of the tiny preset
 
@@ -55,24 +58,41 @@ class Architecture:
                 "Point the policy at a folder in OpenVLA's published Hugging Face layout."
             )
         text = config.get("text_config") or {}
-        if text.get("model_type", "llama") != "llama":
-            raise CheckpointError(f"The language model is {text['model_type']!r}; only 'llama' is supported.")
+        for key, known in _ONLY.items():
+            if text.get(key, known) not in (known, None):
+                raise CheckpointError(
+                    f"config.json says text_config.{key} {text[key]!r}; only {known!r} is supported: the decoder here "
+                    "would compute something else than the checkpoint's."
+                )
         backbone = config.get("vision_backbone_id", "dinosiglip-vit-so-224px")
         if "timm_model_ids" not in config and backbone not in BACKBONES:
             raise CheckpointError(
                 f"config.json names vision backbone {backbone!r} without `timm_model_ids`; known: {sorted(BACKBONES)}."
             )
+        try:
+            return cls._of(config, text, backbone)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json is damaged ({type(error).__name__}: {error}).") from error
+
+    @classmethod
+    def _of(cls, config: dict[str, Any], text: dict[str, Any], backbone: str) -> Architecture:
         known_ids, known_size = BACKBONES.get(backbone, ((), 224))
         ids = tuple(config.get("timm_model_ids", known_ids))
         llama = LlamaShape.from_text_config(text)
+        vocab_end, bins = (
+            llama.vocab_size - int(config.get("pad_to_multiple_of", 64)),
+            int(config.get("n_action_bins", 256)),
+        )
+        if not 2 <= bins <= vocab_end:
+            raise ValueError(f"n_action_bins {bins} of a vocabulary that ends at {vocab_end}")
         return cls(
             timm_ids=ids,
             vision_overrides=tuple(config.get("timm_model_kwargs") or [{}] * len(ids)),
             image_size=int(config.get("image_sizes", [known_size])[0]),
             llama=llama,
-            vocab_end=llama.vocab_size - int(config.get("pad_to_multiple_of", 64)),
+            vocab_end=vocab_end,
             pad_token=int(config.get("pad_token_id", 32000)),
-            bins=int(config.get("n_action_bins", 256)),
+            bins=bins,
             # LLaMA's own ids; published OpenVLA configurations leave them to the tokenizer
             bos_token=int(text.get("bos_token_id", 1)),
             stop_token=int(text.get("eos_token_id", 2)),

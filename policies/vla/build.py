@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors
-import safetensors.torch
 import torch
 
 from embodied.config import parse
 from embodied.errors import CheckpointError
 from policies.api import Interface
+from policies.description import DESCRIPTION, described_interface, read_description
 from policies.vla import checkpoint, lora, statistics
 from policies.vla.bundle import Bundle
 from policies.vla.network import OpenVLAModel
 from policies.vla.options import VLAConfig
 from policies.vla.policy import VALUE_HEAD, VLAPolicy
+from policies.weights import save_tensors
 
-DESCRIPTION = "policy.json"
 P = TypeVar("P", bound=VLAPolicy)
+
+_OWNED = ("model*.safetensors*", VALUE_HEAD, "*--*_checkpoint.pt")
+"""Files that belong to the weights of one save: beside those of another they would be loaded with them."""
 
 
 @contextmanager
@@ -50,9 +53,7 @@ def assemble(policy_class: type[P], options: VLAConfig, interface: Interface, se
                 model = OpenVLAModel(bundle.architecture)
                 model.reset_parameters()
             else:
-                with torch.device("meta"):
-                    model = OpenVLAModel(bundle.architecture)
-                model.to_empty(device="cpu")
+                model = _without_weights(bundle, folder).to_empty(device="cpu")
                 checkpoint.load_weights(model, folder)
         policy = policy_class(options, interface, bundle, model)
         if folder is not None:
@@ -61,39 +62,43 @@ def assemble(policy_class: type[P], options: VLAConfig, interface: Interface, se
     return policy.eval()
 
 
+def _without_weights(bundle: Bundle, folder: Path) -> OpenVLAModel:
+    """The network of a checkpoint, on the meta device. Raises CheckpointError where there is no such network."""
+    try:
+        with torch.device("meta"):
+            return OpenVLAModel(bundle.architecture)
+    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{folder / checkpoint.CONFIG} names a network that cannot be built: {error}.") from error
+
+
 def load(policy_class: type[P], config_class: type[VLAConfig], folder: Path, options: dict[str, Any]) -> P:
     """The policy in `folder`: one that `save` wrote, or any in the published layout.
 
     options: replace what the folder's description says. Raises CheckpointError or ConfigurationError.
     """
-    description = checkpoint.read_optional_json(folder, DESCRIPTION)
+    description = read_description(folder) if (folder / DESCRIPTION).is_file() else {}
     chosen = {**description.get("options", {}), **options, "checkpoint": str(folder), "sizes": None}
     chosen.setdefault("name", f"{policy_class.kind}/7b")
     config = parse(config_class, chosen, at="policy")
-    if "interface" in description:
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in description["interface"].items()}
-        interface = Interface(**fields)
-    else:
-        interface = _published_interface(folder, config)
+    interface = described_interface(description) if description else _published_interface(folder, config)
     return assemble(policy_class, config, interface, seed=0)
 
 
 def _published_interface(folder: Path, config: VLAConfig) -> Interface:
     stored = {
-        **checkpoint.read_json(folder, checkpoint.CONFIG).get("norm_stats", {}),
+        **(checkpoint.read_json(folder, checkpoint.CONFIG).get("norm_stats") or {}),
         **checkpoint.read_optional_json(folder, checkpoint.STATISTICS),
     }
     _, entry = statistics.select(stored, config.statistics)
-    return Interface(
-        state_dim=len(entry.get("proprio", {}).get("mean", [])), action_dim=len(entry["action"]["q01"]), cameras=1
-    )
+    actions = statistics.QuantileScale(entry.get("action", {}), statistics.RangeGuard.NONE)
+    return Interface(state_dim=len(entry.get("proprio", {}).get("mean", [])), action_dim=len(actions), cameras=1)
 
 
 def save(policy: VLAPolicy, folder: Path) -> None:
     """Write `policy` in the published layout, adapters merged and the merge verified first.
 
-    Everything is written beside `folder` and moved into it when complete; what an earlier save left there and this one
-    does not write is removed from the files this module owns.
+    Everything is written beside `folder` and moved into it when complete; weights and heads that an earlier save left
+    there and this one does not write are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -103,11 +108,10 @@ def save(policy: VLAPolicy, folder: Path) -> None:
             policy.write_components(part)
         policy.bundle.write(part)
         if policy.spec.values:
-            state = {name: t.detach().cpu().contiguous() for name, t in policy.value_head.state_dict().items()}
-            safetensors.torch.save_file(state, part / VALUE_HEAD)
+            save_tensors(policy.value_head.state_dict(), part / VALUE_HEAD)
         (part / DESCRIPTION).write_text(json.dumps(policy.metadata(), indent=2) + "\n")
         written = {path.name for path in part.iterdir()}
-        for stale in folder.glob("model*.safetensors*"):
+        for stale in (path for pattern in _OWNED for path in folder.glob(pattern)):
             if stale.name not in written:
                 stale.unlink()
         for path in sorted(part.iterdir(), key=lambda path: path.name == DESCRIPTION):

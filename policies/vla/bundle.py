@@ -54,18 +54,16 @@ class Bundle:
     def read(cls, folder: Path) -> Bundle:
         """Read a folder in the published layout. Raises CheckpointError where it is incomplete."""
         config = checkpoint.read_json(folder, checkpoint.CONFIG)
-        if not (folder / checkpoint.TOKENIZER).is_file():
-            raise CheckpointError(f"{folder} has no {checkpoint.TOKENIZER}; the policy cannot read instructions.")
         companions = {n: (folder / n).read_bytes() for n in checkpoint.COMPANIONS if (folder / n).is_file()}
         return cls(
             config=config,
             # fine-tuned checkpoints keep their dataset's statistics beside the configuration
             statistics={
-                **config.get("norm_stats", {}),
+                **(config.get("norm_stats") or {}),
                 **checkpoint.read_optional_json(folder, checkpoint.STATISTICS),
             },
             preprocessor=checkpoint.read_optional_json(folder, checkpoint.PREPROCESSOR),
-            tokenizer=tokenizers.Tokenizer.from_file(str(folder / checkpoint.TOKENIZER)),
+            tokenizer=_tokenizer(folder / checkpoint.TOKENIZER),
             companions=companions,
         )
 
@@ -78,3 +76,12 @@ class Bundle:
         self.tokenizer.save(str(folder / checkpoint.TOKENIZER))
         for name, content in self.companions.items():
             (folder / name).write_bytes(content)
+
+
+def _tokenizer(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no {path.name}; the policy cannot read instructions.")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other class
+        raise CheckpointError(f"{path} is no tokenizer: {error}.") from None

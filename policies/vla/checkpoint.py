@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 
 import huggingface_hub
 import safetensors
-import safetensors.torch
 import torch
 from torch import nn
 
 from embodied.errors import AssetError, CheckpointError
+from policies.weights import save_tensors
 from sim_assets.trained import bundled_checkpoint, bundled_checkpoints
 
 CONFIG = "config.json"
@@ -73,11 +72,14 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in `folder/name`. Raises CheckpointError where it is missing or no valid JSON."""
     path = folder / name
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {name}; it is no policy in the published layout.") from None
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}; expected a JSON object.")
+    return values
 
 
 def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
@@ -87,7 +89,10 @@ def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder, INDEX)["weight_map"].values()))
+        shards = read_json(folder, INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise CheckpointError(f"{folder / INDEX} has no `weight_map` from tensors to files; download it again.")
+        names = sorted(set(shards.values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder} lacks the shards {missing} that {INDEX} names; download them again.")
@@ -115,6 +120,8 @@ def load_weights(module: nn.Module, folder: Path, rename: Mapping[str, str] | No
                     if name not in targets:
                         faults.append(f"unexpected {stored}")
                         continue
+                    if name in seen:
+                        faults.append(f"{stored} twice")
                     seen.add(name)
                     _copy(targets[name], file.get_tensor(stored), stored, faults)
         except safetensors.SafetensorError as error:
@@ -144,10 +151,16 @@ def read_component(path: Path) -> dict[str, torch.Tensor]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{path} is not a file of tensors alone, and nothing else is loaded: {error}") from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{path} does not hold a dictionary of tensors.")
+    except Exception as error:  # the restricted unpickler fails in any way on bytes that are no pickle
+        # torch's own message goes on to explain how to run the file's code after all
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path} is not a file of tensors alone, and nothing else is ever loaded ({why}). Download it again, or "
+            "convert it to tensors where it comes from."
+        ) from None
+    named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not named or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise CheckpointError(f"{path} does not hold a dictionary of tensors by name.")
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
@@ -171,7 +184,8 @@ def write_component(state: Mapping[str, torch.Tensor], folder: Path, name: str) 
 def merge_lora(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Fold adapters that a component file still carries into their base weights.
 
-    Published FiLM files are written before merging; their recipe's alpha is min(rank, 16).
+    Published FiLM files are written before merging; their recipe's alpha is min(rank, 16). Raises CheckpointError for
+    half an adapter.
     """
     merged = {}
     for name, tensor in state.items():
@@ -180,7 +194,9 @@ def merge_lora(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         plain = name.replace(".base_layer.", ".")
         down = state.get(name.replace(".base_layer.weight", ".lora_A.default.weight"))
         if name.endswith(".base_layer.weight") and down is not None:
-            up = state[name.replace(".base_layer.weight", ".lora_B.default.weight")]
+            up = state.get(name.replace(".base_layer.weight", ".lora_B.default.weight"))
+            if up is None or up.shape[-1] != down.shape[0] or (len(up), down.shape[-1]) != tuple(tensor.shape):
+                raise CheckpointError(f"The adapter of {plain} has no second half, or one of another size.")
             scale = min(down.shape[0], 16) / down.shape[0]
             tensor = (tensor.float() + scale * (up.float() @ down.float())).to(tensor.dtype)
         merged[plain] = tensor
@@ -190,6 +206,8 @@ def merge_lora(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _copy(target: torch.Tensor, tensor: torch.Tensor, name: str, faults: list[str]) -> None:
     if target.shape != tensor.shape:
         faults.append(f"{name} is {list(tensor.shape)}, expected {list(target.shape)}")
+    elif not tensor.is_floating_point():
+        faults.append(f"{name} is {tensor.dtype}, expected {target.dtype}")
     else:
         target.copy_(tensor)
 
@@ -212,14 +230,13 @@ def write_weights(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, sha
             filled = 0
         shards[-1][name] = tensor
         filled += size
-    metadata = {"format": "pt"}
     if len(shards) == 1:
-        safetensors.torch.save_file(shards[0], folder / WEIGHTS, metadata=metadata)
+        save_tensors(shards[0], folder / WEIGHTS)
         return
     index: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        safetensors.torch.save_file(shard, folder / file_name, metadata=metadata)
+        save_tensors(shard, folder / file_name)
         index |= dict.fromkeys(shard, file_name)
     total = sum(t.numel() * t.element_size() for shard in shards for t in shard.values())
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)

@@ -168,12 +168,18 @@ class Normaliser(nn.Module):
         `tvf_normalize_params`, which converted checkpoints carry rounded to bfloat16, come before `means` and
         `stds`: the published processor applies them, so the weights expect them.
         """
-        if "tvf_normalize_params" in settings:
-            chosen = [(tuple(p["mean"]), tuple(p["std"])) for p in settings["tvf_normalize_params"]]
-        elif "means" in settings:
-            chosen = [(tuple(mean), tuple(std)) for mean, std in zip(settings["means"], settings["stds"], strict=True)]
-        else:
-            chosen = [HALF if "siglip" in timm_id else IMAGENET for timm_id in timm_ids]
+        try:
+            if "tvf_normalize_params" in settings:
+                chosen = [(tuple(p["mean"]), tuple(p["std"])) for p in settings["tvf_normalize_params"]]
+            elif "means" in settings:
+                pairs = zip(settings["means"], settings["stds"], strict=True)
+                chosen = [(tuple(mean), tuple(std)) for mean, std in pairs]
+            else:
+                chosen = [HALF if "siglip" in timm_id else IMAGENET for timm_id in timm_ids]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"preprocessor_config.json has no constants to normalise by ({type(error).__name__}: {error})."
+            ) from error
         if len(chosen) != len(timm_ids):
             raise CheckpointError(
                 f"preprocessor_config.json has constants for {len(chosen)} transformers; "

@@ -29,6 +29,8 @@ class LoraOptions:
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 <= self.dropout < 1:
             raise ValueError(f"rank is {self.rank} and dropout {self.dropout}; expected rank >= 1, 0 <= dropout < 1")
+        if self.alpha is not None and self.alpha < 1:
+            raise ValueError(f"alpha is {self.alpha}; expected at least 1: adapters of scale 0 learn nothing")
 
 
 @config
@@ -71,13 +73,12 @@ class VLAConfig(PolicyConfig):
     lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         kind, preset = split_name(self.name)
         if preset not in PRESETS:
             raise ValueError(f"name is {self.name!r}. " + suggest(self.name, [f"{kind}/{p}" for p in PRESETS]))
         if self.sizes is not None and (self.checkpoint is not None or preset != "tiny"):
             raise ValueError("sizes are of fresh weights of the preset tiny; leave them out with a checkpoint or 7b")
-        if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"chunk is {self.chunk}; expected at least 1")
         if self.views is not None and self.views < 1:
             raise ValueError(f"views is {self.views}; expected at least 1")
 

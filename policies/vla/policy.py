@@ -107,6 +107,7 @@ class VLAPolicy(Policy):
         named = [text for text in interface.instructions if text]
         if options.prompt_tokens is not None:
             self.prompts.length = options.prompt_tokens
+            self.prompts(named)  # refused now where one does not fit, instead of when it is first seen
         elif named:
             self.prompts.length = self.prompts.longest(interface.instructions)
         if options.attention == "flash":
@@ -128,7 +129,7 @@ class VLAPolicy(Policy):
                 )
             stored[ENVIRONMENT] = statistics.from_bounds(low, high, self.interface.state_dim)
         self.statistics_key, entry = statistics.select(stored, self.options.statistics)
-        self.action_scale = statistics.QuantileScale(entry["action"], self.range_guard)
+        self.action_scale = statistics.QuantileScale(entry.get("action", {}), self.range_guard)
         if len(self.action_scale) != self.interface.action_dim:
             raise ConfigurationError(
                 f"The statistics {self.statistics_key!r} are of {len(self.action_scale)} action dimensions; the "
@@ -297,6 +298,10 @@ class VLAPolicy(Policy):
         if self.spec.values and path.is_file():
             try:
                 self.value_head.load_state_dict(safetensors.torch.load_file(path))
+            except safetensors.SafetensorError as error:
+                raise CheckpointError(
+                    f"{path} is not a readable safetensors file: {error}. Remove it to start with a fresh value head."
+                ) from None
             except RuntimeError as error:
                 raise CheckpointError(
                     f"{path} does not fit policy.value {self.options.value} and policy.critic {self.options.critic} "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.errors import ConfigurationError, suggest
+from embodied.errors import CheckpointError, ConfigurationError, suggest
 
 Statistics = dict[str, dict[str, Any]]  # dataset name -> {"action": {...}, "proprio": {...}, "num_transitions": ...}
 
@@ -25,12 +25,28 @@ class RangeGuard(enum.Enum):
 
 
 class QuantileScale:
-    """The affine map between raw values and [-1, 1] given by q01, q99 and a mask."""
+    """The affine map between raw values and [-1, 1] given by q01, q99 and a mask.
+
+    Raises CheckpointError where an entry has no such numbers.
+    """
 
     def __init__(self, entry: dict[str, Any], guard: RangeGuard) -> None:
-        self.low = torch.tensor(entry["q01"], dtype=torch.float64, device="cpu")
-        self.high = torch.tensor(entry["q99"], dtype=torch.float64, device="cpu")
-        self.mask = torch.tensor(entry.get("mask", [True] * len(self.low)), dtype=torch.bool, device="cpu")
+        try:
+            self.low = torch.tensor(entry["q01"], dtype=torch.float64, device="cpu")
+            self.high = torch.tensor(entry["q99"], dtype=torch.float64, device="cpu")
+            self.mask = torch.tensor(entry.get("mask") or [True] * len(self.low), dtype=torch.bool, device="cpu")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"Action statistics are damaged ({type(error).__name__}: {error}).") from error
+        if self.low.ndim != 1 or not self.low.shape == self.high.shape == self.mask.shape:
+            raise CheckpointError(
+                f"Action statistics are damaged: q01 is {list(self.low.shape)}, q99 {list(self.high.shape)}, mask "
+                f"{list(self.mask.shape)}; expected one number a dimension in each."
+            )
+        if not bool((self.high >= self.low).all()) or not bool(torch.isfinite(self.high - self.low).all()):
+            raise CheckpointError(
+                f"Action statistics are damaged: q01 {self.low.tolist()} to q99 {self.high.tolist()}; expected finite "
+                "numbers, none of them below."
+            )
         self._guard = guard.value
 
     def __len__(self) -> int:

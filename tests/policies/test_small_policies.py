@@ -158,3 +158,19 @@ def test_what_cannot_be_built_or_loaded_is_refused(tmp_path):
         policies.load(tmp_path)
     with pytest.raises(ConfigurationError, match=r"action_kind continuous \(policy\) against discrete"):
         check_interface(policy, DISCRETE)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, 1e-40, math.nan, math.inf])
+def test_a_temperature_that_leaves_no_distribution_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature"):
+        Sampling(temperature=temperature)
+
+
+@pytest.mark.parametrize("limits", [{"temperature": 1e-6}, {"top_k": 1}, {"top_p": 1e-12}], ids=str)
+def test_the_tightest_limits_leave_the_most_probable_choice_alone(limits):
+    logits = torch.tensor([[700.0, -700.0, 699.0, 0.0]])
+    found = distributions.filter_logits(logits, Sampling(**limits))
+    assert torch.equal(found.exp(), torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    uniform = torch.tensor([1 - 2.0**-24])
+    assert distributions.draw_categorical(found, uniform, Sampling(**limits)).tolist() == [0]
+    assert distributions.categorical_entropy(found).tolist() == [0.0]

@@ -143,7 +143,9 @@ class SmallPolicy(Policy):
             accurate = log_probabilities.detach().argmax(-1) == actions.long()
             gap = (~accurate).float()
         else:
-            gap = self._mean(scores) - (actions - self.action_middle) / self.action_half_range
+            # a dimension whose bounds are one has no range to measure in
+            unit = torch.where(self.action_half_range > 0, self.action_half_range, 1.0)
+            gap = self._mean(scores) - (actions - self.action_middle) / unit
             losses = 0.5 * gap.square()
             accurate = gap.detach().abs() <= 1 / 128
         return Imitation(

@@ -44,22 +44,22 @@ def run(args: argparse.Namespace) -> int:
     if args.resume is not None:
         if args.policy is not None:
             raise RefusedInput("--resume goes on with a run as it was configured; leave out the policy and the data.")
-        folder = RunFolder(args.resume.resolve())
-        recipe = load_sft_recipe(folder.path)
-        resume = True
+        recipe = load_sft_recipe(args.resume.resolve())
+    elif args.policy is None or args.data is None:
+        raise RefusedInput("name a policy and a dataset folder, e.g. embodied sft openvla_oft/tiny data/my_set")
     else:
-        if args.policy is None or args.data is None:
-            raise RefusedInput("name a policy and a dataset folder, e.g. embodied sft openvla_oft/tiny data/my_set")
         recipe = compose_sft(args.policy, args.data, args.overrides)
-        if args.dry_run:
-            print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
-            return EXIT_DONE
+    if args.dry_run:
+        print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
+        return EXIT_DONE
+    if args.resume is not None:
+        folder = RunFolder(args.resume.resolve())
+    else:
         open_dataset(recipe.data.folder)  # refused before anything is written
         exact = Path(recipe.run.folder) if recipe.run.folder else None
         folder = create_run_folder(Path(recipe.run.root), recipe.name, exact)
-        resume = False
     try:
-        fitted = fit(recipe, folder, command=command_line(), resume=resume)
+        fitted = fit(recipe, folder, command=command_line(), resume=args.resume is not None)
     except KeyboardInterrupt:
         print(f"stopped; go on with: embodied sft --resume {relative(folder.path)}")
         raise

@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,10 @@ INFO = "meta/info.json"
 STATE, ENVIRONMENT_STATE, ACTION = "observation.state", "observation.environment_state", "action"
 PICTURES = "observation.image"  # and `observation.images.<camera>`
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+TIMESTAMP = "timestamp"  # seconds into the episode
+_RATE_TOLERANCE = 0.1
 _PICTURE_KINDS = ("image", "video")
+_MISFITS = (KeyError, TypeError, ValueError, IndexError, pa.ArrowException)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class LeRobotDataset(EpisodeDataset):
         self._latest: tuple[Path, pa.Table] | None = None
         try:
             self._read_layout()
-        except (KeyError, TypeError, ValueError, IndexError, pa.ArrowException) as error:
+        except (*_MISFITS, RuntimeError) as error:
             raise AssetError(
                 f"{folder} is not laid out as LeRobot {self._info.get('codebase_version', '?')} says "
                 f"({type(error).__name__}: {error})."
@@ -75,6 +80,8 @@ class LeRobotDataset(EpisodeDataset):
             )
         self._features: dict[str, dict[str, Any]] = info["features"]
         self.fps = float(info["fps"])
+        if not 0 < self.fps < math.inf:
+            raise AssetError(f"{self.folder / INFO} says fps {self.fps}; expected steps a second, above 0.")
         missing = [name for name in (ACTION, STATE) if name not in self._features]
         if missing:
             raise AssetError(
@@ -178,6 +185,10 @@ class LeRobotDataset(EpisodeDataset):
 
     def numbers(self, index: int) -> Episode:
         place = self._places[index]
+        with _readable(place):
+            return self._numbers(place)
+
+    def _numbers(self, place: _Place) -> Episode:
         rows = self._rows(place)
         if len(rows) != place.length:
             raise AssetError(
@@ -185,6 +196,8 @@ class LeRobotDataset(EpisodeDataset):
             )
         actions = _numbers(rows, ACTION)
         has = set(rows.column_names)
+        if TIMESTAMP in has:
+            self._require_rate(_numbers(rows, TIMESTAMP).flatten(), place)
         return Episode(
             state=_numbers(rows, STATE),
             actions=actions,
@@ -199,10 +212,21 @@ class LeRobotDataset(EpisodeDataset):
         place = self._places[index]
         episode = self.numbers(index)
         if self._cameras:
-            views = [self._pictures(place, name) for name in self._cameras]
-            episode = dataclasses.replace(episode, images=torch.from_numpy(np.stack(views, axis=1)))
+            with _readable(place):
+                views = [self._pictures(place, name) for name in self._cameras]
+                episode = dataclasses.replace(episode, images=torch.from_numpy(np.stack(views, axis=1)))
         check_episode(episode, self.spec, f"{place.data}, episode {place.episode},")
         return episode
+
+    def _require_rate(self, seconds: torch.Tensor, place: _Place) -> None:
+        """Raises AssetError where steps are not `1 / fps` apart."""
+        if len(seconds) > 1:
+            apart = float(seconds[-1] - seconds[0]) / (len(seconds) - 1)
+            if not abs(apart * self.fps - 1) < _RATE_TOLERANCE:
+                raise AssetError(
+                    f"{place.data}, episode {place.episode}: steps are {apart:.4g} s apart, but {INFO} says fps "
+                    f"{self.fps:g}. Correct whichever is wrong."
+                )
 
     def _instruction(self, rows: pa.Table, place: _Place) -> str:
         """Of the first step: an episode has one instruction here, and few datasets change it on the way."""
@@ -231,6 +255,17 @@ class LeRobotDataset(EpisodeDataset):
         return np.stack([_decode(cell, self.folder, place.data) for cell in cells])
 
 
+@contextlib.contextmanager
+def _readable(place: _Place) -> Iterator[None]:
+    """What does not fit the format becomes an AssetError that names the episode."""
+    try:
+        yield
+    except _MISFITS as error:
+        raise AssetError(
+            f"{place.data}, episode {place.episode}, is not what {INFO} says ({type(error).__name__}: {error})."
+        ) from error
+
+
 def _read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
@@ -257,6 +292,8 @@ def _numbers(rows: pa.Table, name: str) -> torch.Tensor:
     column = rows[name].combine_chunks()
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if len(column.value_lengths().unique()) > 1:
+            raise ValueError(f"the rows of {name} have different lengths")
         flat = column.flatten().to_numpy(zero_copy_only=False)
         return torch.from_numpy(flat.reshape(len(rows), -1).astype(np.float32))
     return torch.from_numpy(column.to_numpy(zero_copy_only=False).astype(np.float32))[:, None]
@@ -275,7 +312,7 @@ def _decode(cell: dict[str, Any], folder: Path, file: Path) -> np.ndarray:
         source = io.BytesIO(source) if source is not None else folder / cell["path"]
         with Image.open(source) as picture:
             return np.asarray(picture.convert("RGB"))
-    except (OSError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SyntaxError) as error:  # Pillow's own for broken files
         raise AssetError(f"{file} holds a picture that cannot be decoded: {error}.") from error
 
 

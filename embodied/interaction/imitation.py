@@ -79,19 +79,21 @@ class Fit:
     """One fit under way."""
 
     def __init__(
-        self, recipe: ImitationRecipe, dataset: EpisodeDataset, folder: RunFolder, screen: RunProgress
+        self,
+        recipe: ImitationRecipe,
+        dataset: EpisodeDataset,
+        split: tuple[list[int], list[int]],
+        folder: RunFolder,
+        screen: RunProgress,
     ) -> None:
         self.recipe, self.folder, self.screen = recipe, folder, screen
         self.device = resolve_device(recipe.machine.device)
         self.store = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
         self.progress = Progress()
         self._clock = time.monotonic()
-        count = len(dataset) if recipe.data.episodes is None else recipe.data.episodes
-        if count > len(dataset):
-            raise ConfigurationError(f"data.episodes is {count}, but {dataset.folder} has {len(dataset)}.")
-        training, held_out = split_episodes(count, recipe.data.held_out, recipe.seed)
+        training, held_out = split
         self.policy = _build(recipe, dataset, training)
-        screen.say(f"preparing {count} episodes, {len(held_out)} of them held out ...")
+        screen.say(f"preparing {len(training) + len(held_out)} episodes, {len(held_out)} of them held out ...")
         with whole_pictures(self.policy):
             self.training = prepare(self.policy, dataset, training, folder.path / _PREPARED / "training")
         self.held_out = None
@@ -104,7 +106,7 @@ class Fit:
             recompute_activations(self.policy.blocks())
         self.learner = Learner(self.policy.parameter_groups(), recipe.learner, self.device)
         self.batch_size = min(recipe.learner.global_batch, len(self.training))
-        self.steps_per_epoch = -(-len(self.training) // self.batch_size)
+        self.steps_per_epoch = _steps_per_epoch(recipe, len(self.training))
         self.total = self.steps_per_epoch * recipe.learner.epochs
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -216,6 +218,9 @@ class Fit:
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
 
+    def _samples(self) -> list[int]:
+        return [len(self.training), 0 if self.held_out is None else len(self.held_out)]
+
     def save(self) -> None:
         """Write a checkpoint."""
         self.progress.seconds, self._clock = self.seconds(), time.monotonic()
@@ -223,6 +228,7 @@ class Fit:
             "progress": dataclasses.asdict(self.progress),
             "parameters": {name: p.detach() for name, p in self._trained().items()},
             "learner": self.learner.state_dict(),
+            "samples": self._samples(),
         }
         with self.store.writing(self.progress.step, state):
             pass
@@ -234,6 +240,12 @@ class Fit:
             self.screen.say("there is no checkpoint yet; starting from the beginning")
             return
         state = checkpoint.state()
+        if state.get("samples", self._samples()) != self._samples():
+            raise ConfigurationError(
+                f"{self.recipe.data.folder} is not the dataset that this fit began with: it had {state['samples']} "
+                f"steps to learn from and to hold out, and has {self._samples()} now. Put back what it was, or start a "
+                "new fit with policy.checkpoint."
+            )
         with torch.no_grad():
             for name, parameter in self._trained().items():
                 parameter.copy_(state["parameters"][name])
@@ -249,6 +261,24 @@ def _weighted(found: Imitation, count: float) -> dict[str, Statistic]:
         name: Mean(torch.stack([value.double().cpu() * count, torch.tensor(float(count), dtype=torch.float64)]))
         for name, value in measures.items()
     }
+
+
+def _steps_per_epoch(recipe: ImitationRecipe, samples: int) -> int:
+    return -(-samples // min(recipe.learner.global_batch, samples))
+
+
+def _split(recipe: ImitationRecipe, dataset: EpisodeDataset) -> tuple[list[int], list[int]]:
+    """The episodes to learn from and those held out. Raises ConfigurationError where there are too few."""
+    count = len(dataset) if recipe.data.episodes is None else recipe.data.episodes
+    if count > len(dataset):
+        raise ConfigurationError(f"data.episodes is {count}, but {dataset.folder} has {len(dataset)}.")
+    training, held_out = split_episodes(count, recipe.data.held_out, recipe.seed)
+    if recipe.validation.patience is not None and not held_out:
+        raise ConfigurationError(
+            f"validation.patience is {recipe.validation.patience}, but no episode is held out (data.held_out "
+            f"{recipe.data.held_out:g} of {count}), so nothing tells when to stop; set validation.patience=null."
+        )
+    return training, held_out
 
 
 def _build(recipe: ImitationRecipe, dataset: EpisodeDataset, training: list[int]) -> Policy:
@@ -275,15 +305,17 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
     """
     torch.set_num_threads(recipe.machine.threads)
     dataset = open_dataset(recipe.data.folder)
+    split = _split(recipe, dataset)
     if not resume:
         (folder.path / RECIPE_FILE).write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
     result = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
-    total = recipe.learner.epochs * -(-sum(dataset.lengths()) // recipe.learner.global_batch)
+    lengths = dataset.lengths()
+    total = recipe.learner.epochs * _steps_per_epoch(recipe, sum(lengths[index] for index in split[0]))
     status, reason = "failed", ""
     try:
         with RunProgress(folder.log, total=total, unit="steps") as screen:
             screen.say(f"run folder: {folder.path}")
-            run = Fit(recipe, dataset, folder, screen)
+            run = Fit(recipe, dataset, split, folder, screen)
             if resume:
                 run.restore()
             reason = _loop(run, resume)

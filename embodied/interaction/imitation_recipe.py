@@ -157,6 +157,8 @@ def compose_sft(policy: str, data: str, overrides: list[str]) -> ImitationRecipe
             + suggest(policy, sft_recipes(), noun="policies")
             + " Start from weights of yours with policy.checkpoint=FOLDER."
         )
+    if any(override.lstrip("+").startswith("data.folder=") for override in overrides):
+        raise ConfigurationError(f"data.folder is the dataset named beside the policy, {data}; leave the override out.")
     values = compose_recipe(str(path), overrides)
     values["data"] = {**values.get("data", {}), "folder": data}
     return parse_sft(f"sft_{path.stem}", values)

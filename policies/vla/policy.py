@@ -283,7 +283,9 @@ class VLAPolicy(Policy):
             accuracy = ((best == tokens) * weight).sum() / total
             gap = (self.tokens.decode(best) - self.tokens.decode(tokens)).abs()
             distance = (gap * weight).sum() / total
-        return Imitation((losses * weights).sum() / weights.sum().clamp_min(1), accuracy, distance.float())
+        # by valid actions, stop token included: micro-batches weighted by their valid actions give the whole batch
+        whole = real.sum().clamp_min(1) * losses.shape[1] / tokens.shape[1]
+        return Imitation((losses * weights).sum() / whole, accuracy, distance.float())
 
     # -- adapters, description, saving --------------------------------------------------------------------------
 

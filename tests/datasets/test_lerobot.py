@@ -99,6 +99,7 @@ def write_version_2(folder, count=2):
             "observation.images.front": [png(picture) for picture in episode.images[:, 0]],
             "action": episode.labels.tolist(),
             "episode_index": [number] * len(episode),
+            "timestamp": [step / 10 for step in range(len(episode))],
             "task_index": [number % 2] * len(episode),
         }
         path = folder / f"data/chunk-{number:03d}/episode_{number:06d}.parquet"
@@ -128,9 +129,42 @@ def test_a_version_2_dataset_is_read(tmp_path):
     assert dataset.spec.action.low == pytest.approx(bounds.amin(0).tolist())
 
 
+def rewritten(**columns):
+    """The first episode's file with some columns as `columns[name]` makes them of what they were."""
+
+    def damage(folder):
+        path = folder / "data/chunk-000/episode_000000.parquet"
+        rows = {name: column.to_pylist() for name, column in zip(*_columns(path), strict=True)}
+        for name, change in columns.items():
+            rows[name] = change(rows[name])
+        pq.write_table(pa.table({name: rows[name] for name in rows if rows[name] is not None}), path)
+
+    return damage
+
+
+def _columns(path):
+    table = pq.read_table(path)
+    return table.column_names, table.columns
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
+        (rewritten(action=lambda old: None), "is not laid out"),
+        (rewritten(action=lambda old: [[float("nan"), 0.0], *old[1:]]), "actions holds numbers that are not finite"),
+        (rewritten(action=lambda old: [row[:1] for row in old]), "is not laid out"),
+        (rewritten(**{"observation.state": lambda old: None}), "episode 0, is not what"),
+        (rewritten(**{"observation.state": lambda old: [old[0][:2], [*old[1], 0.0], *old[2:]]}), "different lengths"),
+        (rewritten(**{"observation.images.front": lambda old: [{"bytes": b"x", "path": None}] * 5}), "be decoded"),
+        (rewritten(task_index=lambda old: [77] * 5), "episode 0, is not what"),
+        (rewritten(timestamp=lambda old: [3 * second for second in old]), "0.3 s apart, but .* says fps 10"),
+        (
+            lambda f: (f / "meta/info.json").write_text(
+                (f / "meta/info.json").read_text().replace('"fps": 10', '"fps": 0')
+            ),
+            "says fps 0",
+        ),
+        (lambda f: (f / "meta/episodes.jsonl").write_text(""), "holds no episodes"),
         (lambda f: (f / "data/chunk-001/episode_000001.parquet").unlink(), "episode_000001.parquet cannot be read"),
         (lambda f: (f / "meta/tasks.jsonl").unlink(), "tasks.jsonl cannot be read"),
         (lambda f: (f / "meta/info.json").write_text("{"), "info.json cannot be read as JSON"),

@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import math
+import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
+from embodied.commands.main import main
 from embodied.datasets import DatasetWriter, Episode, open_dataset
 from embodied.datasets.lerobot_export import export_lerobot
 from embodied.errors import ConfigurationError
@@ -219,6 +222,42 @@ def test_micro_batches_give_the_step_of_the_whole_batch(data, tmp_path):
     assert all(torch.allclose(tensor, states[1][name], atol=1e-6) for name, tensor in states[0].items())
 
 
+def test_micro_batches_of_chunks_cut_short_weigh_the_stop_token_alike():
+    policy = registry.build("openvla/tiny", registry.interface_of(SPEC), chunk=2, sizes={"layers": 1}, seed=0)
+    inputs, actions = policy.prepare(observation(episode(1, 4))), episode(1, 8).labels.view(4, 2, 2)
+    valid = torch.tensor([[True, True], [True, False], [True, False], [True, True]])
+    with torch.no_grad():
+        whole = policy.imitation(inputs, actions, valid).loss
+        parts = [policy.imitation(inputs[rows], actions[rows], valid[rows]).loss for rows in (slice(0, 1), slice(1, 4))]
+    assert whole.item() == pytest.approx((2 * parts[0] + 4 * parts[1]).item() / 6, rel=1e-6)
+
+
+def test_progress_counts_up_to_the_steps_that_there_are(data, tmp_path):
+    _, folder = run_fit(tmp_path, "mlp", data, [*MLP, "learner.epochs=2", "data.episodes=3", "learner.global_batch=8"])
+    last = [line for line in folder.log.read_text().splitlines() if " steps, " in line][-1]
+    done, total = re.search(r"(\d+) of (\d+) steps", last).groups()
+    assert done == total
+
+
+def test_a_fit_does_not_go_on_with_other_data(data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "set")
+    _, folder = run_fit(tmp_path, "mlp", copy, [*MLP, "learner.epochs=1"])
+    with DatasetWriter(copy, SPEC, 20.0, {"env": {"id": "gym/CartPole-v1"}}) as writer:
+        writer.add(10, episode(10))
+    with pytest.raises(ConfigurationError, match="not the dataset that this fit began with"):
+        fit(load_sft_recipe(folder.path), folder, command="test", resume=True)
+
+
+@pytest.mark.parametrize("policy", ["mlp", "openvla_oft/tiny"])
+def test_a_dry_run_starts_nothing(data, tmp_path, policy, capsys, monkeypatch):
+    monkeypatch.setattr(imitation, "fit", None)
+    assert main(["sft", policy, str(data), "--dry-run"]) == 0
+    (tmp_path / "sft.yaml").write_text(capsys.readouterr().out)
+    assert main(["sft", "--resume", str(tmp_path), "--dry-run"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load((tmp_path / "sft.yaml").read_text())
+    assert [path.name for path in tmp_path.iterdir()] == ["sft.yaml"]
+
+
 def test_it_stops_when_held_out_episodes_get_no_better_and_exports_the_best(data, tmp_path):
     overrides = [*MLP, "learner.epochs=200", "learner.lr=0.5", "validation.patience=3", "validation.metric=loss"]
     fitted, folder = run_fit(tmp_path, "mlp", data, overrides)
@@ -271,6 +310,7 @@ def test_every_recipe_that_ships_composes_and_reads_back(policy, tmp_path):
         ("mlp", ["data.held_out=1.0"], ["held_out"]),
         ("mlp", ["seed=-1"], ["seed"]),
         ("mlp", ["labels.spread=0.1"], ["labels.spread=0"]),
+        ("mlp", ["data.folder=other"], ["leave the override out"]),
         ("openvla_oft/tiny", ["policy.head=l1"], ["labels.spread=0"]),
     ],
 )
@@ -278,6 +318,12 @@ def test_bad_input_is_refused_with_the_reason(policy, overrides, words):
     with pytest.raises(ConfigurationError) as caught:
         compose_sft(policy, "data", overrides)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("few", ["data.held_out=0", "data.episodes=1"])
+def test_waiting_for_a_better_policy_needs_held_out_episodes(data, tmp_path, few):
+    with pytest.raises(ConfigurationError, match=r"nothing tells when to stop; set validation\.patience=null"):
+        run_fit(tmp_path, "mlp", data, [*MLP, "validation.patience=2", few])
 
 
 def test_more_episodes_than_there_are_are_refused(data, tmp_path):
@@ -316,6 +362,15 @@ def test_a_narrow_spread_is_the_published_loss_and_a_wide_one_counts_neighbours(
 
 
 # -- the mlp's side -------------------------------------------------------------------------------------------------
+
+
+def test_a_dimension_without_range_is_learnt_as_its_constant():
+    interface = Interface(state_dim=2, action_dim=2, action_low=(-1.0, 3.0), action_high=(1.0, 3.0))
+    policy = registry.build("mlp", interface, hidden=(4,))
+    inputs = policy.prepare(observation(episode(0, 2)))
+    found = policy.imitation(inputs, torch.tensor([[[0.5, 3.0]], [[-0.5, 3.0]]]))
+    assert math.isfinite(found.loss.item())
+    assert policy.act(inputs, Sampling(decode="greedy"), None).actions[..., 1].tolist() == [[3.0], [3.0]]
 
 
 def test_the_mlps_imitation_is_masked_and_in_half_ranges():

@@ -53,12 +53,11 @@ def film_outcomes(
             "episodes": [],
             "missing": f"There are no films: {error} `embodied doctor` shows what is missing.",
         }
-    left = f"{'The first ' if every == 1 else ''}{len(chosen)} of {len(wanted)} {name}"
-    left += (
-        f"; --films {len(spaced)} films {'all' if every == 1 else f'every {every}th'}."
-        if len(chosen) < len(spaced)
-        else "."
+    first = "The first " if every == 1 else ""
+    more = (
+        f"; --films {len(spaced)} films {'all' if every == 1 else 'all of these'}" if len(chosen) < len(spaced) else ""
     )
+    left = f"{first}{len(chosen)} of {len(wanted)} {name}{more}."
     return {
         "of": of,
         "episodes": [

@@ -1,8 +1,10 @@
 """What `embodied eval` leaves behind: numbers, a page with films of the failures, a dataset to learn from."""
 
+import contextlib
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from embodied.commands.common import env_overrides
 from embodied.commands.main import main
 from embodied.datasets import FolderDataset, open_dataset
 from embodied.errors import RefusedInput
+from embodied.interaction import outcome_films
 from embodied.interaction.evaluate import evaluate_policy, results_record, weight_hashes
 from embodied.interaction.playback import play, playback_env
 from embodied.interaction.recipe import EvaluationConfig
@@ -180,6 +183,34 @@ def test_the_page_shows_the_rate_tasks_and_a_film_of_every_failure(tmp_path):
     assert "embodied eval p" in text
 
 
+@pytest.mark.parametrize(
+    ("of", "every", "most", "filmed", "missing"),
+    [
+        ("failures", 1, 16, [0, 2, 3, 5], ""),
+        ("failures", 1, 3, [0, 2, 3], "The first 3 of 4 failures; --films 4 films all."),
+        ("successes", 1, 16, [1, 4], ""),
+        ("all", 2, 16, [0, 2, 4], "3 of 6 episodes."),
+        ("all", 2, 2, [0, 2], "2 of 6 episodes; --films 3 films all of these."),
+        ("failures", 1, 0, [], "4 failures were not filmed."),
+    ],
+)
+def test_films_are_chosen_by_outcome_and_spacing(of, every, most, filmed, missing, tmp_path, monkeypatch):
+    def film(policy, env, options, chosen, folder, *, fps, device):
+        return {number: SimpleNamespace(path=folder / f"{number}.mp4", success=True) for number in chosen}
+
+    monkeypatch.setattr(outcome_films, "film_episodes", film)
+    monkeypatch.setattr(outcome_films, "playback_env", lambda env, count, pictures: contextlib.nullcontext())
+    monkeypatch.setattr(outcome_films.registry, "load", lambda folder: None)
+    result = SimpleNamespace(episodes=[SimpleNamespace(success_once=number in (1, 4)) for number in range(6)])
+    env, folder = SimpleNamespace(num_envs=4), tmp_path / "films"
+    films = outcome_films.film_outcomes(
+        result, tmp_path, env, None, folder, of=of, every=every, most=most, fps=20, device="cpu"
+    )
+    assert [film["episode"] for film in films["episodes"]] == filmed
+    assert [film["same"] for film in films["episodes"]] == [number in (1, 4) for number in filmed]
+    assert films["missing"] == missing
+
+
 @pytest.mark.slow
 def test_failures_of_a_simulator_are_filmed_for_the_page(tmp_path, monkeypatch):
     """PushCube by a policy that nobody trained: every episode fails."""
@@ -200,11 +231,3 @@ def test_failures_of_a_simulator_are_filmed_for_the_page(tmp_path, monkeypatch):
     for film in films:
         assert video_info(tmp_path / film["path"]).frames == 6
         assert film["path"] in page
-    more = ["--films", "8", "--film", "all", "--every", "2", "--out", "results.json"]
-    assert main(["eval", "policy", "maniskill/PushCube-v1", *words[:-2], *more]) == 0
-    record = json.loads((tmp_path / "results.json").read_text())
-    assert [film["episode"] for film in record["films"]["episodes"]] == [0, 2]
-    assert record["films"]["missing"] == "2 of 4 episodes."
-    assert "<h2>Episodes</h2>" in (tmp_path / "results.html").read_text()
-    assert main(["eval", "policy", "maniskill/PushCube-v1", *words[:-2], "--film", "successes", "--out", "r.json"]) == 0
-    assert json.loads((tmp_path / "r.json").read_text())["films"]["episodes"] == []

@@ -22,9 +22,10 @@ from collections.abc import Callable
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from reasoning.generation import Request, Sampling
+from reasoning.generation import Engine, Request, Sampling
 from reasoning.generation.linear import Linear
 from reasoning.generation.native import NativeEngine, collect
+from reasoning.generation.vllm import VllmEngine
 
 VOCABULARY = 4096
 PROMPT = 32
@@ -63,9 +64,8 @@ def build(size: Size) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config).eval()
 
 
-def native(model: Qwen2ForCausalLM, prompts: torch.Tensor, lengths: list[int], slots: int) -> Callable[[], None]:
-    """One round of the native engine."""
-    engine = NativeEngine(model, eos=(), slots=slots, capacity=PROMPT + max(lengths))
+def ours(engine: Engine, prompts: torch.Tensor, lengths: list[int]) -> Callable[[], None]:
+    """One round of an engine of this project."""
     requests = [
         Request(i, tuple(prompt), Sampling(max_new_tokens=length), seed=i)
         for i, (prompt, length) in enumerate(zip(prompts.tolist(), lengths, strict=True))
@@ -141,7 +141,11 @@ def compare(args: argparse.Namespace, size: Size, kind: str) -> None:
     contestants: dict[str, Callable[[], None]] = {}
     for name in args.dtypes:
         cast = build(size).to(getattr(torch, name))
-        contestants[f"native {name}"] = native(cast, prompts, lengths, slots)
+        shape = {"eos": (), "slots": slots, "capacity": PROMPT + max(lengths)}
+        contestants[f"native {name}"] = ours(NativeEngine(cast, **shape), prompts, lengths)
+        for how in args.vllm:
+            engine = VllmEngine(cast, **shape, cache_gib=1.0, eager=how == "eager")
+            contestants[f"vLLM {name}, {how}"] = ours(engine, prompts, lengths)
         for cache in args.caches:
             contestants[f"transformers {name}, {cache} cache"] = transformers(cast, prompts, lengths, slots, cache)
         contestants[f"matrix products {name}"] = products(cast, slots, -(-sum(lengths) // slots))
@@ -163,6 +167,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["equal", "ragged"], choices=("equal", "ragged"))
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
     parser.add_argument("--caches", nargs="+", default=["dynamic", "static"], choices=("dynamic", "static"))
+    parser.add_argument("--vllm", nargs="+", default=[], choices=("eager", "compiled"), help="beside it, if installed")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | lengths | engine | tokens/CPU-s | against the best of transformers |")

@@ -13,7 +13,7 @@ import abc
 import dataclasses
 import enum
 import math
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -138,10 +138,11 @@ class PolicyConfig:
     """Options every policy has; each kind of policy derives its own record from it.
 
     name: `mlp`, `cnn`, `openvla/7b` (or `openvla-7b`), `openvla_oft/tiny`, ...; `embodied policies` lists them.
-    chunk: C, how many actions are emitted at once; None takes the policy's own.
+    chunk: C, how many actions are emitted at once; None takes the policy's own, `default_chunk`.
     value: whether there is a value head, and whether it gives one value a chunk or one an action.
     """
 
+    default_chunk: ClassVar[int] = 1
     name: str
     chunk: int | None = None
     value: Literal["none", "chunk", "action"] = "chunk"
@@ -149,6 +150,13 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
             raise ValueError(f"chunk is {self.chunk}; expected at least 1")
+        if self.value == "action" and self.actions == 1:
+            raise ValueError("value: action gives one value an action of a chunk; with chunk 1 use value: chunk")
+
+    @property
+    def actions(self) -> int:
+        """C: the chunk asked for, or the policy's own."""
+        return self.default_chunk if self.chunk is None else self.chunk
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import nn
 from embodied.config import config
 from embodied.errors import ConfigurationError
 from policies.api import Interface, Observed, PolicyConfig
-from policies.small import SmallPolicy, layers, refuse_action_values
+from policies.small import SmallPolicy, layers
 
 _GRID = 4
 _SMALLEST_SIDE = 16
@@ -40,7 +40,6 @@ class CNNConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_action_values(self)
         if not self.channels or any(units <= 0 for units in (*self.channels, self.features, *self.hidden)):
             raise ValueError(
                 f"channels is {self.channels}, features {self.features}, hidden {self.hidden}; expected at least one "

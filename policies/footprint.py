@@ -53,9 +53,12 @@ def find(name: str) -> str:
     for known in NAMES:
         if split_name(known) == split_name(name):
             return known
+    if name.split("/")[0] in of_other_packages():
+        raise ConfigurationError(f"policy {name!r} is another package's; what it needs is not known here.")
     raise ConfigurationError(f"Unknown policy {name!r}. " + suggest(name, NAMES, noun="policies"))
 
 
 def of_other_packages() -> list[str]:
     """Kinds of policies that other installed packages provide."""
-    return sorted(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))
+    ours = {split_name(name)[0] for name in NAMES}
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)} - ours)

@@ -16,7 +16,7 @@ from embodied.config import config
 from embodied.errors import ConfigurationError
 from policies.api import Interface, Observed, PolicyConfig
 from policies.running_scale import RunningScale
-from policies.small import SmallPolicy, layers, refuse_action_values
+from policies.small import SmallPolicy, layers
 
 
 @config
@@ -33,7 +33,6 @@ class MLPConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_action_values(self)
         if any(units <= 0 for units in self.hidden):
             raise ValueError(f"hidden is {self.hidden}; every layer needs at least one unit")
 

@@ -46,20 +46,38 @@ EXAMPLE_INTERFACE = Interface(
 )
 
 
+def _provided() -> dict[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
 def kinds() -> list[str]:
     """Every kind of policy that can be built here, of this package and of others."""
-    return [*_KINDS, *(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))]
+    return [*_KINDS, *(name for name in _provided() if name not in _KINDS)]
 
 
 def _module(name: str) -> ModuleType:
+    provided = _provided()
     # a package's own kind may have dashes in its name
     for kind in (name.split("/")[0], split_name(name)[0]):
         if kind in _KINDS:
             return importlib.import_module(_KINDS[kind])
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-            if entry.name == kind:
-                return entry.load()
+        if kind in provided:
+            return _load_provided(provided[kind])
     raise ConfigurationError(f"Unknown policy {name!r}. " + suggest(name.split("/")[0], kinds(), noun="policies"))
+
+
+def _load_provided(entry: importlib.metadata.EntryPoint) -> ModuleType:
+    try:
+        module = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"policy {entry.name!r} is to come from {entry.value}, but {error}.") from error
+    missing = [part for part in ("Config", "build") if not hasattr(module, part)]
+    if missing:
+        raise ConfigurationError(
+            f"policy {entry.name!r} is to come from {entry.value}, which has no {' and no '.join(missing)}; see "
+            "docs/policies.md."
+        )
+    return module
 
 
 def config_class(name: str) -> type[PolicyConfig]:

@@ -43,12 +43,6 @@ def layers(sizes: list[int], last_gain: float, activation: type[nn.Module]) -> n
     return nn.Sequential(*made)
 
 
-def refuse_action_values(config: PolicyConfig) -> None:
-    """Raises ValueError where one value an action is asked for and a chunk has one action."""
-    if config.value == "action" and (config.chunk or 1) == 1:
-        raise ValueError("value: action gives one value an action of a chunk; with chunk 1 use value: chunk")
-
-
 class SmallPolicy(Policy):
     """See the module's docstring."""
 
@@ -58,7 +52,7 @@ class SmallPolicy(Policy):
     def __init__(self, options: PolicyConfig, interface: Interface) -> None:
         super().__init__()
         self.options, self.interface = options, interface
-        chunk = options.chunk or 1
+        chunk = options.actions
         self.discrete = interface.action_kind == "discrete"
         self.outputs = chunk * (interface.choices if self.discrete else interface.action_dim)
         values = {"none": 0, "chunk": 1, "action": chunk}[options.value]

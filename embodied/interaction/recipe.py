@@ -108,7 +108,7 @@ class Recipe:
     @property
     def steps_per_iteration(self) -> int:
         """Control steps of one rollout, all environments together, if every action is executed."""
-        return self.env.num_envs * self.rollout.decisions * (self.policy.chunk or 1)
+        return self.env.num_envs * self.rollout.decisions * self.policy.actions
 
     def device(self) -> str:
         """The torch device that `cluster.device` means here. Raises ConfigurationError when it does not exist."""
@@ -157,7 +157,7 @@ def check(recipe: Recipe) -> None:
     """Refuse impossible combinations, with the reason and the nearest thing that works. Raises ConfigurationError."""
     faults: list[str] = []
     try:
-        check_levels(recipe.algorithm, recipe.policy.chunk or 1, recipe.policy.value)
+        check_levels(recipe.algorithm, recipe.policy.actions, recipe.policy.value)
     except ConfigurationError as error:
         faults.append(str(error))
     env, algorithm = recipe.env, recipe.algorithm
@@ -185,11 +185,18 @@ def check(recipe: Recipe) -> None:
         faults.append(
             _divide("learner.global_batch", batch or samples, "learner.micro_batch", micro, vary="learner.micro_batch")
         )
-    if recipe.record.dataset is not None and (recipe.policy.chunk or 1) > 1:
+    if recipe.record.dataset is not None and recipe.policy.actions > 1:
         faults.append(
-            f"record.dataset needs every control step, but policy.chunk is {recipe.policy.chunk} and the simulator "
+            f"record.dataset needs every control step, but policy.chunk is {recipe.policy.actions} and the simulator "
             "shows the ends of chunks only; record afterwards instead: embodied eval RUN --dataset DIR"
         )
+    if getattr(getattr(recipe.policy, "lora", None), "dropout", 0):
+        faults.append(
+            "policy.lora.dropout makes learning compute other probabilities than acting: the first update's ratio is "
+            "not 1; set policy.lora.dropout=0 (it is for fitting to demonstrations)"
+        )
+    if getattr(recipe.policy, "head", "tokens") == "l1":
+        faults.append("policy.head=l1 has no log-probabilities to learn from; train policy.head=tokens")
     refuse(recipe, faults)
 
 

@@ -26,7 +26,6 @@ class OpenVLAPolicy(VLAPolicy):
     """See the module's docstring."""
 
     kind = "openvla"
-    default_chunk = 1
     default_views = 1
     range_guard = RangeGuard.NONE
 

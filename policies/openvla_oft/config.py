@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from embodied.config import config
 from policies.vla.options import VLAConfig
@@ -22,6 +22,7 @@ class OpenVLAOFTConfig(VLAConfig):
         which a decoder of few layers needs to tell them apart.
     """
 
+    default_chunk: ClassVar[int] = 8
     name: str = "openvla_oft/7b"
     head: Literal["tokens", "l1"] = "tokens"
     state: Literal["none", "token"] = "none"

@@ -34,7 +34,6 @@ class OpenVLAOFTPolicy(VLAPolicy):
     """See the module's docstring."""
 
     kind = "openvla_oft"
-    default_chunk = 8
     default_views = None
     range_guard = RangeGuard.EPSILON
     options: OpenVLAOFTConfig

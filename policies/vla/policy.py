@@ -60,7 +60,6 @@ class VLAPolicy(Policy):
     """Base of the two policies; `model` holds published parameters, heads of ours stand beside it."""
 
     kind: str
-    default_chunk: int
     default_views: int | None  # None: every camera there is
     range_guard: statistics.RangeGuard
 
@@ -81,10 +80,8 @@ class VLAPolicy(Policy):
         self.options, self.interface, self.bundle = options, interface, bundle
         self.model = model
         architecture = model.architecture
-        chunk = options.chunk or self.default_chunk
+        chunk = options.actions
         values = {"none": 0, "chunk": 1, "action": chunk}[options.value]
-        if options.value == "action" and chunk == 1:
-            raise ConfigurationError("policy.value: action gives one value an action; with chunk 1 use value: chunk.")
         self.spec = PolicySpec(options.name, chunk, interface.action_dim, interface.action_dim, values)
         if values and options.critic == "privileged":
             if not interface.privileged_dim:
@@ -343,4 +340,5 @@ class VLAPolicy(Policy):
     def metadata(self) -> dict[str, Any]:
         """Kind, options and interface; sizes, tokenizer and statistics are in the folder's own files."""
         options = {**dataclasses.asdict(self.options), "prompt_tokens": self.prompts.length}
+        del options["attention"]  # what this machine computes with; the next may not have it
         return {"kind": self.kind, "options": options, "interface": dataclasses.asdict(self.interface)}

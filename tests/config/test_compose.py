@@ -78,3 +78,15 @@ def test_grpo_needs_fresh_episodes_without_auto_reset():
     )
     assert "auto_reset=disabled" in message
     assert "rollout.start=fresh" in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["policy.lora={rank: 4, dropout: 0.1}"], "policy.lora.dropout=0"),
+        (["policy.head=l1"], "head=tokens"),
+        (["policy.chunk=null", "record.dataset=somewhere"], "policy.chunk is 8"),
+    ],
+)
+def test_a_policy_that_cannot_be_trained_so_is_refused_before_anything_starts(overrides, words):
+    assert words in _refusal("maniskill_ppo_openvla_oft_tiny", *overrides)

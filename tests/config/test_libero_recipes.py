@@ -35,7 +35,7 @@ def test_a_dry_run_accepts_it_and_it_is_short(name: str, capsys: pytest.CaptureF
     assert recipe.description
     assert recipe.env.id.startswith(f"libero/{name.split('_grpo')[0].split('_ppo')[0]}")
     assert len(find_recipe(name).read_text().splitlines()) <= 30
-    chunk = recipe.policy.chunk or (8 if "oft" in name else 1)
+    chunk = recipe.policy.actions
     assert chunk > 1 or recipe.policy.value != "action", "one action a decision has one value"
     if "_grpo_" in name:
         limit = recipe.env.episode_steps or max(recipe.env.step_limits)

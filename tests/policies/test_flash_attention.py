@@ -164,6 +164,12 @@ def test_flash_without_its_package_is_refused_with_what_to_do():
         build("openvla_oft", attention="flash", precision="bfloat16")
 
 
+def test_a_policy_trained_with_flash_is_loaded_where_there_is_none(flash, tmp_path, monkeypatch):
+    policies.save(build("openvla", attention="flash", precision="bfloat16"), tmp_path)
+    monkeypatch.setattr(policies.vla.attention, "require_flash", None)
+    assert policies.load(tmp_path).options.attention == "sdpa"
+
+
 def test_flash_in_float32_is_refused(flash):
     with pytest.raises(ConfigurationError, match=r"policy\.precision=bfloat16"):
         build("openvla_oft", attention="flash")

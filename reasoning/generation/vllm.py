@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import copy
 import dataclasses
 import importlib.util
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -98,13 +100,16 @@ class VllmEngine(Engine):
         self._eos = sorted(set(eos))
         self._timed = timed
         self._tokenizer = tokenizer
+        device = torch.device(device) if device is not None else model.device
+        # on the CPU vLLM lays its output matrix out anew, and of a tied one it would keep the first: it gets its own
+        self._untied = bool(model.config.tie_word_embeddings) and device.type == "cpu"
         self._names = {name: tuple(value.shape) for name, value in _weights(model).items()}
         self._rows: dict[str, _Row] = {}
         self._made = 0
         self._paused = self._asleep = False
         self._changed = asyncio.Event()
         options = _options(model, tokenizer, slots, capacity, dtype or model.dtype, int(cache_gib * 2**30), eager)
-        self._engine = _start(model, tokenizer, options, torch.device(device) if device is not None else model.device)
+        self._engine = _start(model, tokenizer, options, device, untied=self._untied)
         self._load(_weights(model))
 
     async def generate(self, requests: Iterable[Request]) -> AsyncIterator[Response]:
@@ -262,6 +267,8 @@ class VllmEngine(Engine):
 
     def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Fill vLLM's model, and let it work out anew what is under way."""
+        if self._untied:
+            weights = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": published_names(weights)})
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
@@ -298,16 +305,24 @@ def _options(
 
 
 def _start(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, options: Mapping[str, Any], device: torch.device
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: Mapping[str, Any],
+    device: torch.device,
+    *,
+    untied: bool,
 ) -> Any:
-    """vLLM's engine with weights that mean nothing yet."""
+    """vLLM's engine with weights that mean nothing yet. untied: with an output matrix of its own."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the CPU build moves its model into another process
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
     with tempfile.TemporaryDirectory() as folder:
-        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        model.config.save_pretrained(folder)
+        config = copy.deepcopy(model.config)
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        config.tie_word_embeddings = config.tie_word_embeddings and not untied
+        config.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         made = EngineArgs(model=folder, **options).create_engine_config()

@@ -36,7 +36,18 @@ class _NoNoise:
 
 
 def check(policy: Policy, observation: Observed) -> None:
-    """Raise PolicyContractError naming the first rule that `policy` breaks on a batch of at least two observations."""
+    """Raise PolicyContractError naming the first rule that `policy` breaks on a batch of at least two observations.
+
+    The policy's mode (training or not) is left as it was; its gradients are cleared.
+    """
+    training = policy.training
+    try:
+        _check(policy, observation)
+    finally:
+        policy.train(training)
+
+
+def _check(policy: Policy, observation: Observed) -> None:
     rows = len(observation.state)
     if rows < 2:
         raise PolicyContractError(f"check needs an observation of at least two rows, got {rows}")
@@ -49,7 +60,8 @@ def check(policy: Policy, observation: Observed) -> None:
     for key in inputs.keys(include_nested=True, leaves_only=True):
         _require(torch.equal(inputs[key], again[key]), f"prepare is not deterministic: {key} differs between two calls")
         _require(not inputs[key].requires_grad, f"prepare's {key} carries a gradient")
-    for sampling in (Sampling(), Sampling(temperature=0.6), Sampling(decode="greedy")):
+    limited = Sampling(top_k=5, top_p=0.9)
+    for sampling in (Sampling(), Sampling(temperature=0.6), limited, Sampling(decode="greedy")):
         _check_sampling(policy, inputs, sampling, rows)
     _check_gradients(policy, inputs, rows)
     _check_saving(policy, observation, rows)
@@ -84,7 +96,8 @@ def _check_sampling(policy: Policy, inputs: object, sampling: Sampling, rows: in
         _require(
             gap <= _TOLERANCE,
             f"evaluate's log-probabilities differ from act's by {gap:.2g} ({sampling.decode}, temperature "
-            f"{sampling.temperature}, {'train' if policy.training else 'eval'} mode); the ratio must be 1",
+            f"{sampling.temperature}, top_k {sampling.top_k}, top_p {sampling.top_p}, "
+            f"{'train' if policy.training else 'eval'} mode); the ratio must be 1",
         )
         _require(
             evaluation.entropy.shape == output.logprobs.shape,

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from embodied.config import parse
-from embodied.errors import AssetError, ConfigurationError, suggest
+from embodied.errors import AssetError, CheckpointError, ConfigurationError, suggest
 from policies.api import Interface, Policy, PolicyConfig
 from policies.description import DESCRIPTION, described_interface, read_description
 from policies.footprint import ENTRY_POINTS
@@ -100,7 +100,10 @@ def build(
 
 
 def save(policy: Policy, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
-    """Write `policy` so that `load` gives back the same function; `weights`: its whole tensors where it is sharded."""
+    """Write `policy` so that `load` gives back the same function; `weights`: its whole tensors where it is sharded.
+
+    Raises CheckpointError where it cannot be written.
+    """
     metadata = policy.metadata()
     module = _module(metadata["kind"])
     if hasattr(module, "save"):
@@ -109,9 +112,14 @@ def save(policy: Policy, folder: Path, weights: dict[str, torch.Tensor] | None =
             policy.load_state_dict(weights, strict=True)
         module.save(policy, folder)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).write_text(json.dumps(metadata, indent=2))
-    save_tensors(weights or policy.state_dict(), folder / WEIGHTS)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DESCRIPTION).write_text(json.dumps(metadata, indent=2))
+        save_tensors(weights or policy.state_dict(), folder / WEIGHTS)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder} could not be written: {error}. Free space or choose another folder."
+        ) from error
 
 
 def load(folder: str | Path) -> Policy:

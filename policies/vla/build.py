@@ -100,8 +100,11 @@ def save(policy: VLAPolicy, folder: Path) -> None:
     Everything is written beside `folder` and moved into it when complete; weights and heads that an earlier save left
     there and this one does not write are removed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise CheckpointError(f"{folder} could not be written: {error}. Choose another folder.") from error
     try:
         with lora.merged(policy.model, lambda: probed(policy)):
             checkpoint.write_weights(policy.published_state().items(), part)

@@ -6,7 +6,8 @@ import torch
 from scipy import stats
 
 import policies
-from embodied.errors import AssetError, ConfigurationError
+import policies.conformance
+from embodied.errors import AssetError, CheckpointError, ConfigurationError
 from embodied.random import RowNoise
 from envs.api import Observation
 from policies import distributions
@@ -26,6 +27,26 @@ def observation(rows=6):
 @pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"chunk": 4, "value": "action"}, {"value": "none"}])
 def test_mlp_keeps_the_contract(interface, options):
     policies.check(policies.build("mlp", interface, seed=1, hidden=(16, 16), **options), observation())
+
+
+def test_a_policy_whose_evaluation_forgets_the_limits_is_found_out_and_its_mode_left_alone():
+    many = Interface(state_dim=5, action_dim=1, action_kind="discrete", choices=9)
+    policy = policies.build("mlp", many, seed=1, hidden=(16,)).train()
+    policies.check(policy, observation())
+    assert policy.training
+    evaluate = policy.evaluate
+    policy.evaluate = lambda inputs, tokens, sampling: evaluate(
+        inputs, tokens, Sampling(temperature=sampling.temperature)
+    )
+    with pytest.raises(policies.conformance.PolicyContractError, match=r"top_k 5, top_p 0\.9.*ratio must be 1"):
+        policies.check(policy, observation())
+
+
+@pytest.mark.parametrize("name", ["mlp", "openvla/tiny"])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/policy could not be written"):
+        policies.save(policies.build(name), tmp_path / "file/policy")
 
 
 def test_same_seed_same_weights_and_the_global_generator_is_left_alone():

@@ -243,8 +243,8 @@ class Fit:
         if state.get("samples", self._samples()) != self._samples():
             raise ConfigurationError(
                 f"{self.recipe.data.folder} is not the dataset that this fit began with: it had {state['samples']} "
-                f"steps to learn from and to hold out, and has {self._samples()} now. Put back what it was, or start a "
-                "new fit with policy.checkpoint."
+                f"steps to learn from and to hold out, and has {self._samples()} now. Put back what it was, or start "
+                "another fit."
             )
         with torch.no_grad():
             for name, parameter in self._trained().items():
@@ -264,7 +264,7 @@ def _weighted(found: Imitation, count: float) -> dict[str, Statistic]:
 
 
 def _steps_per_epoch(recipe: ImitationRecipe, samples: int) -> int:
-    return -(-samples // min(recipe.learner.global_batch, samples))
+    return -(-samples // max(1, min(recipe.learner.global_batch, samples)))
 
 
 def _split(recipe: ImitationRecipe, dataset: EpisodeDataset) -> tuple[list[int], list[int]]:

@@ -14,7 +14,7 @@ import yaml
 from embodied.commands.main import main
 from embodied.datasets import DatasetWriter, Episode, open_dataset
 from embodied.datasets.lerobot_export import export_lerobot
-from embodied.errors import ConfigurationError
+from embodied.errors import AssetError, ConfigurationError
 from embodied.interaction import imitation
 from embodied.interaction.imitation import Fit, fit
 from embodied.interaction.imitation_data import prepare, split_episodes, whole_pictures
@@ -246,6 +246,14 @@ def test_a_fit_does_not_go_on_with_other_data(data, tmp_path):
         writer.add(10, episode(10))
     with pytest.raises(ConfigurationError, match="not the dataset that this fit began with"):
         fit(load_sft_recipe(folder.path), folder, command="test", resume=True)
+
+
+def test_episodes_that_should_have_no_steps_are_named(data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "set")
+    index = copy / "episodes.jsonl"
+    index.write_text(re.sub(r'"steps": \d+', '"steps": 0', index.read_text()))
+    with pytest.raises(AssetError, match="the index says 0"):
+        run_fit(tmp_path, "mlp", copy, [*MLP, "learner.epochs=1"])
 
 
 @pytest.mark.parametrize("policy", ["mlp", "openvla_oft/tiny"])

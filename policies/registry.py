@@ -99,11 +99,12 @@ def build(
     return _module(name.name).build(name, interface, seed)
 
 
-def save(policy: Policy, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+def save(policy: Policy, folder: str | Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write `policy` so that `load` gives back the same function; `weights`: its whole tensors where it is sharded.
 
     Raises CheckpointError where it cannot be written.
     """
+    folder = Path(folder)
     metadata = policy.metadata()
     module = _module(metadata["kind"])
     if hasattr(module, "save"):

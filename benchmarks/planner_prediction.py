@@ -130,7 +130,7 @@ CASES = (
     ),
     Case(
         "math_grpo_tiny",
-        (*QUIET, "evaluation.size=8", "rollout.prompts=8"),
+        (*QUIET, "evaluation.size=8", "rollout.prompts=16"),
         "Sums",
         processes_and_cores,
         devices_shown,

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 # Ray's own shared memory carries control messages only
 _OBJECT_STORE_BYTES = 128 << 20
+# as important as any other program: Ray would give workers the lowest priority but four, and on a machine that is busy
+# they would not even be started within their deadlines
+_OWN_RAY = {"worker_niceness": 0}
 # devices are named by the plan; Ray is told not to hide them from a process that reserves none
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -173,7 +176,8 @@ class RayLauncher(Launcher):
                     ray.init(address=self._address, **{k: v for k, v in options.items() if k != "include_dashboard"})
                 else:
                     # "local": one of its own, also where another run's Ray is on this machine
-                    ray.init(address="local", object_store_memory=_OBJECT_STORE_BYTES, **options)
+                    own = {"object_store_memory": _OBJECT_STORE_BYTES, "_system_config": _OWN_RAY}
+                    ray.init(address="local", **own, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"reach the Ray cluster at {self._address}" if self._address else "start Ray on this machine"
             raise ConfigurationError(f"cannot {where}: {error}") from error

@@ -6,11 +6,10 @@ cost and not what its longest member would. It runs in the caller's event loop, 
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from reasoning.generation.api import Engine, Finish, Request, Response, check_re
 from reasoning.generation.cache import Prefix
 from reasoning.generation.decoder import Decoder
 from reasoning.generation.sampling import RowSampling, TokenNoise, draw
+from reasoning.generation.stepping import SteppingEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,7 +55,7 @@ class _Row:
         return len(self.request.prompt) + len(self.tokens)
 
 
-class NativeEngine(Engine):
+class NativeEngine(SteppingEngine):
     """Generates with a copy of a transformers model.
 
     Args:
@@ -83,8 +83,8 @@ class NativeEngine(Engine):
         version: int = 0,
         timed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        super().__init__(timed)
         self.version = version
-        self._timed = timed
         self._decoder = Decoder(
             model,
             dtype=dtype or model.dtype,
@@ -97,30 +97,15 @@ class NativeEngine(Engine):
         self._rows: list[_Row] = []
         self._waiting: collections.deque[_Row] = collections.deque()
         self._options: RowSampling | None = None
-        self._paused = False
-        self._changed = asyncio.Event()
 
-    async def generate(self, requests: Iterable[Request]) -> AsyncIterator[Response]:
-        requests = list(requests)
+    def _enter(self, requests: list[Request], finished: collections.deque[Response]) -> None:
         known = [row.request.id for row in [*self._rows, *self._waiting]]
         check_requests(requests, known, capacity=self._cache.capacity, decodes=self._tokenizer is not None)
-        finished: collections.deque[Response] = collections.deque()
         prompts: dict[tuple[int, ...], _Prompt] = {}
         for request in requests:
             row = _begin(request, finished, prompts)
             row.prompt.waiting += 1
             self._waiting.append(row)
-        missing = len(requests)
-        try:
-            while missing:
-                while finished:
-                    missing -= 1
-                    yield finished.popleft()
-                if missing:
-                    await self._turn()
-        finally:
-            if missing:
-                self.abort(request.id for request in requests)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._decoder.load(weights)
@@ -148,30 +133,12 @@ class NativeEngine(Engine):
                 self._waiting.remove(row)
                 _leave(row.prompt)
             row.stream.append(self._response(row, Finish.ABORTED))
-        if self._paused:  # streams wait; let them hand on what was aborted
-            self._changed.set()
-            self._changed = asyncio.Event()
+        self._hand_on()
 
-    def pause(self) -> None:
-        if not self._paused:
-            self._paused = True
-            self._changed = asyncio.Event()
-
-    def resume(self) -> None:
-        self._paused = False
-        self._changed.set()
-
-    async def _turn(self) -> None:
-        """One step of the model, then whoever else waits for the event loop."""
-        if self._paused:
-            changed = self._changed
-            await changed.wait()
-            return
-        with self._timed():
-            self._admit()
-            if self._rows:
-                self._step()
-        await asyncio.sleep(0)
+    def _advance(self) -> None:
+        self._admit()
+        if self._rows:
+            self._step()
 
     def _admit(self) -> None:
         """Give free slots to waiting requests: each prompt is worked out once, however many share it."""

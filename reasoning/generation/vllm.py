@@ -10,7 +10,6 @@ Written against vLLM 0.32 and 0.33: `LLMEngine`, `EngineArgs`, `SamplingParams`,
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import copy
@@ -18,7 +17,7 @@ import dataclasses
 import importlib.util
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,8 @@ import torch
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.random import derive_seed
-from reasoning.generation.api import Engine, Finish, Request, Response, Sampling, check_requests
+from reasoning.generation.api import Finish, Request, Response, Sampling, check_requests
+from reasoning.generation.stepping import SteppingEngine
 from reasoning.models.saving import published_names
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Row:
     versions: list[int]
 
 
-class VllmEngine(Engine):
+class VllmEngine(SteppingEngine):
     """Generates with vLLM, on one device.
 
     The seed of a request decides its tokens as long as it runs through; one that is continued draws on from another
@@ -95,10 +95,10 @@ class VllmEngine(Engine):
                 f"sequences of {capacity} tokens are wanted, but this model was made for at most {limit}; "
                 "lower max_new_tokens or the engine's capacity"
             )
+        super().__init__(timed)
         self.version = version
         self._capacity = capacity
         self._eos = sorted(set(eos))
-        self._timed = timed
         self._tokenizer = tokenizer
         device = torch.device(device) if device is not None else model.device
         # on the CPU vLLM lays its output matrix out anew, and of a tied one it would keep the first: it gets its own
@@ -106,29 +106,15 @@ class VllmEngine(Engine):
         self._names = {name: tuple(value.shape) for name, value in _weights(model).items()}
         self._rows: dict[str, _Row] = {}
         self._made = 0
-        self._paused = self._asleep = False
-        self._changed = asyncio.Event()
+        self._asleep = False
         options = _options(model, tokenizer, slots, capacity, dtype or model.dtype, int(cache_gib * 2**30), eager)
         self._engine = _start(model, tokenizer, options, device, untied=self._untied)
         self._load(_weights(model))
 
-    async def generate(self, requests: Iterable[Request]) -> AsyncIterator[Response]:
-        requests = list(requests)
+    def _enter(self, requests: list[Request], finished: collections.deque[Response]) -> None:
         self._check(requests)
-        finished: collections.deque[Response] = collections.deque()
         for request in requests:
             self._add(request, finished)
-        missing = len(requests)
-        try:
-            while missing:
-                while finished:
-                    missing -= 1
-                    yield finished.popleft()
-                if missing:
-                    await self._turn()
-        finally:
-            if missing:
-                self.abort(request.id for request in requests)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         given = {name: value for name, value in weights.items() if name in self._names or name != "lm_head.weight"}
@@ -159,29 +145,11 @@ class VllmEngine(Engine):
         self._engine.abort_request([row.key for row in rows])
         for row in rows:
             self._finish(row, Finish.ABORTED)
-        if self._paused:  # streams wait; let them hand on what was aborted
-            self._changed.set()
-            self._changed = asyncio.Event()
+        self._hand_on()
 
-    def pause(self) -> None:
-        if not self._paused:
-            self._paused = True
-            self._changed = asyncio.Event()
-
-    def resume(self) -> None:
-        self._paused = False
-        self._changed.set()
-
-    async def _turn(self) -> None:
-        """One step of vLLM, then whoever else waits for the event loop."""
-        if self._paused:
-            changed = self._changed
-            await changed.wait()
-            return
-        with self._timed():
-            for output in self._engine.step():
-                self._take(output)
-        await asyncio.sleep(0)
+    def _advance(self) -> None:
+        for output in self._engine.step():
+            self._take(output)
 
     def _check(self, requests: list[Request]) -> None:
         known = [row.request.id for row in self._rows.values()]

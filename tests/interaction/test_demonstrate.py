@@ -204,7 +204,7 @@ def test_from_demonstrations_to_an_evaluated_policy_on_the_command_line(tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["demos", "maniskill/PushCube-v1", "image_size=64"], "env.key=value"),
+        (["demos", "maniskill/PushCube-v1", "image_size=64"], "only env"),
         (["demos", "gym/CartPole-v1"], "no scripted expert"),
         (["demos", "maniskill/PushCube-v1", "-n", "0"], "episodes is 0"),
         (["demos", "maniskill/PushCube-v1", "--noise", "2"], "noise is 2"),

@@ -52,6 +52,7 @@ async def scenario_of_everything():
     async with launcher() as system:
         pid = system.announced["producer"]
         assert pid != os.getpid()
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
         for count in (3, 10):
             _, results = await system.together(
                 system.group("producer").call("run", count), system.group("consumer").call("run")

@@ -87,7 +87,7 @@ class VllmEngine(SteppingEngine):
     ) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise ConfigurationError(
-                f"the engine vllm needs vLLM, which is not installed: {INSTALL}, or use rollout.engine=native"
+                f"the engine vllm needs vLLM, which is not installed: {INSTALL}, or use rollout.engine.kind=native"
             )
         limit = model.config.max_position_embeddings
         if capacity > limit:

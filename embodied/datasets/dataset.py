@@ -25,6 +25,11 @@ class EpisodeDataset(abc.ABC):
     fps: float
     origin: dict[str, Any]
 
+    @property
+    def where(self) -> str:
+        """The folder, or folders, for messages."""
+        return str(self.folder)
+
     @abc.abstractmethod
     def __len__(self) -> int:
         """How many episodes there are."""

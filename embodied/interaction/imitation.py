@@ -18,7 +18,7 @@ import yaml
 from tensordict import TensorDict
 
 from embodied.algorithms.statistics import Mean, Statistic
-from embodied.datasets import EpisodeDataset, open_dataset
+from embodied.datasets import EpisodeDataset, open_datasets
 from embodied.datasets.dataset import demonstrated_numbers
 from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError
 from embodied.interaction.augmentation import augment
@@ -242,9 +242,9 @@ class Fit:
         state = checkpoint.state()
         if state.get("samples", self._samples()) != self._samples():
             raise ConfigurationError(
-                f"{self.recipe.data.folder} is not the dataset that this fit began with: it had {state['samples']} "
-                f"steps to learn from and to hold out, and has {self._samples()} now. Put back what it was, or start "
-                "another fit."
+                f"{' + '.join(self.recipe.data.folders)} is not the dataset that this fit began with: it had "
+                f"{state['samples']} steps to learn from and to hold out, and has {self._samples()} now. Put back what "
+                "it was, or start another fit."
             )
         with torch.no_grad():
             for name, parameter in self._trained().items():
@@ -271,7 +271,7 @@ def _split(recipe: ImitationRecipe, dataset: EpisodeDataset) -> tuple[list[int],
     """The episodes to learn from and those held out. Raises ConfigurationError where there are too few."""
     count = len(dataset) if recipe.data.episodes is None else recipe.data.episodes
     if count > len(dataset):
-        raise ConfigurationError(f"data.episodes is {count}, but {dataset.folder} has {len(dataset)}.")
+        raise ConfigurationError(f"data.episodes is {count}, but {dataset.where} has {len(dataset)}.")
     training, held_out = split_episodes(count, recipe.data.held_out, recipe.seed)
     if recipe.validation.patience is not None and not held_out:
         raise ConfigurationError(
@@ -304,7 +304,7 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
     Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
     """
     torch.set_num_threads(recipe.machine.threads)
-    dataset = open_dataset(recipe.data.folder)
+    dataset = open_datasets(recipe.data.folders)
     split = _split(recipe, dataset)
     if not resume:
         (folder.path / RECIPE_FILE).write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +25,16 @@ RECIPE_FILE = "sft.yaml"  # in the run folder
 
 @config
 class DataConfig:
-    """folder: the dataset. episodes: use the first so many; None uses all. held_out: fraction of the episodes that is
-    not learnt from but measured on."""
+    """folders: the datasets, read as one in this order. episodes: use the first so many of all; None uses all.
+    held_out: fraction of the episodes that is not learnt from but measured on."""
 
-    folder: str
+    folders: tuple[str, ...]
     episodes: int | None = None
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
+        if not self.folders:
+            raise ValueError("folders is empty; name at least one dataset folder")
         if self.episodes is not None and self.episodes < 1:
             raise ValueError(f"episodes is {self.episodes}; it must be at least 1")
         if not 0 <= self.held_out < 1:
@@ -143,8 +146,8 @@ def _policy_name(path: Path) -> str:
     return str(yaml.safe_load(path.read_text())["policy"]["name"])
 
 
-def compose_sft(policy: str, data: str, overrides: list[str]) -> ImitationRecipe:
-    """The recipe for a policy by name, or of a .yaml file, on the dataset in folder `data`, with overrides.
+def compose_sft(policy: str, data: Sequence[str], overrides: list[str]) -> ImitationRecipe:
+    """The recipe for a policy by name, or of a .yaml file, on the datasets in the folders `data`, with overrides.
 
     Raises ConfigurationError for what is unknown or impossible.
     """
@@ -157,10 +160,12 @@ def compose_sft(policy: str, data: str, overrides: list[str]) -> ImitationRecipe
             + suggest(policy, sft_recipes(), noun="policies")
             + " Start from weights of yours with policy.checkpoint=FOLDER."
         )
-    if any(override.lstrip("+").startswith("data.folder=") for override in overrides):
-        raise ConfigurationError(f"data.folder is the dataset named beside the policy, {data}; leave the override out.")
+    if any(override.lstrip("+").startswith("data.folders=") for override in overrides):
+        raise ConfigurationError(
+            f"data.folders are the datasets named beside the policy, {', '.join(data)}; leave the override out."
+        )
     values = compose_recipe(str(path), overrides)
-    values["data"] = {**values.get("data", {}), "folder": data}
+    values["data"] = {**values.get("data", {}), "folders": list(data)}
     return parse_sft(f"sft_{path.stem}", values)
 
 

@@ -69,7 +69,8 @@ TINY = ["augment=null", "policy.image.crop_area=1.0", "policy.chunk=2", "learner
 
 
 def run_fit(tmp_path, policy, data, overrides, name="run", **options):
-    recipe = compose_sft(policy, str(data), ["logger.tensorboard=false", *overrides])
+    folders = [str(folder) for folder in (data if isinstance(data, list) else [data])]
+    recipe = compose_sft(policy, folders, ["logger.tensorboard=false", *overrides])
     folder = RunFolder(tmp_path / name)
     folder.path.mkdir(exist_ok=True)
     return fit(recipe, folder, command="test", **options), folder
@@ -290,14 +291,30 @@ def test_a_lerobot_dataset_is_learnt_from_alike(data, tmp_path):
     ).read_bytes()
 
 
+def test_two_recordings_are_learnt_from_as_one(data, tmp_path):
+    more = tmp_path / "more"
+    with DatasetWriter(more, SPEC, 20.0, {"env": {"id": "gym/CartPole-v1"}}) as writer:
+        for number in range(4):
+            writer.add(number, episode(20 + number, 6))
+    overrides = [*MLP, "learner.epochs=1", "data.held_out=0", "validation.patience=null"]
+    _, alone = run_fit(tmp_path, "mlp", data, overrides, "alone")
+    _, joined = run_fit(tmp_path, "mlp", [data, more], overrides, "joined")
+
+    def samples(folder):
+        return CheckpointStore(folder.checkpoints, keep=1).latest().state()["samples"]
+
+    assert samples(alone) == [3 + 9 * 8, 0]
+    assert samples(joined) == [3 + 9 * 8 + 4 * 6, 0]
+
+
 # -- recipes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["openvla/tiny", "openvla_oft/tiny", "openvla/7b", "openvla_oft/7b", "mlp", "cnn"])
 def test_every_recipe_that_ships_composes_and_reads_back(policy, tmp_path):
     assert policy in sft_recipes()
-    recipe = compose_sft(policy, "some/data", ["seed=5"])
-    assert (recipe.policy.name, recipe.seed, recipe.data.folder) == (policy, 5, "some/data")
+    recipe = compose_sft(policy, ["some/data", "more"], ["seed=5"])
+    assert (recipe.policy.name, recipe.seed, recipe.data.folders) == (policy, 5, ("some/data", "more"))
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe.as_dict()))
     assert load_sft_recipe(tmp_path) == recipe
 
@@ -318,13 +335,13 @@ def test_every_recipe_that_ships_composes_and_reads_back(policy, tmp_path):
         ("mlp", ["data.held_out=1.0"], ["held_out"]),
         ("mlp", ["seed=-1"], ["seed"]),
         ("mlp", ["labels.spread=0.1"], ["labels.spread=0"]),
-        ("mlp", ["data.folder=other"], ["leave the override out"]),
+        ("mlp", ["data.folders=[other]"], ["leave the override out"]),
         ("openvla_oft/tiny", ["policy.head=l1"], ["labels.spread=0"]),
     ],
 )
 def test_bad_input_is_refused_with_the_reason(policy, overrides, words):
     with pytest.raises(ConfigurationError) as caught:
-        compose_sft(policy, "data", overrides)
+        compose_sft(policy, ["data"], overrides)
     assert all(word in str(caught.value) for word in words), caught.value
 
 

@@ -51,7 +51,7 @@ def test_both_spellings_build_the_same_policy(tmp_path):
     policies.save(second, tmp_path)
     assert policies.load(tmp_path).kind == "openvla_oft"
     assert parse(registry.config_class("openvla-7b"), {"name": "openvla-7b"}, at="policy").preset == "7b"
-    assert compose_sft("openvla-oft-tiny", "data", []).policy == compose_sft("openvla_oft/tiny", "data", []).policy
+    assert compose_sft("openvla-oft-tiny", ["data"], []).policy == compose_sft("openvla_oft/tiny", ["data"], []).policy
 
 
 @pytest.mark.parametrize("name", ["openvla-8b", "openvla/8b", "openvla", "open-vla-7b"])

@@ -1,0 +1,72 @@
+"""Several recordings read as one: say, demonstrations with little noise and more with much of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from embodied.datasets.dataset import EpisodeDataset
+from embodied.datasets.episode import Episode
+from embodied.errors import AssetError
+from envs.api import EnvSpec
+
+
+class JoinedDataset(EpisodeDataset):
+    """The episodes of `parts`, one dataset after another.
+
+    What decides how an episode is read must be equal: actions, cameras, sizes and control rate. Tasks may differ;
+    instructions are united. Folder, id and origin are the first part's.
+
+    Raises AssetError where parts do not fit together, naming what differs.
+    """
+
+    def __init__(self, parts: Sequence[EpisodeDataset]) -> None:
+        first = parts[0]
+        for part in parts[1:]:
+            _check_alike(first, part)
+        self.parts = tuple(parts)
+        self.folder, self.fps, self.origin = first.folder, first.fps, first.origin
+        united = dict.fromkeys(text for part in parts for text in part.spec.instructions)
+        self.spec: EnvSpec = dataclasses.replace(first.spec, instructions=tuple(united))
+        self._places = [(part, index) for part in parts for index in range(len(part))]
+
+    @property
+    def where(self) -> str:
+        return " + ".join(part.where for part in self.parts)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def lengths(self) -> list[int]:
+        return [steps for part in self.parts for steps in part.lengths()]
+
+    def __getitem__(self, index: int) -> Episode:
+        part, place = self._places[index]
+        return part[place]
+
+    def numbers(self, index: int) -> Episode:
+        part, place = self._places[index]
+        return part.numbers(place)
+
+
+def _check_alike(first: EpisodeDataset, other: EpisodeDataset) -> None:
+    def compared(dataset: EpisodeDataset) -> dict[str, Any]:
+        spec = dataset.spec
+        # LeRobot's format has no place for privileged state or the bounds of actions, so its datasets join only others
+        # that say no more
+        return {
+            "actions": spec.action,
+            "numbers of state": spec.state_dim,
+            "numbers of privileged state": spec.privileged_dim,
+            "cameras": spec.cameras,
+            "control steps a second": dataset.fps,
+        }
+
+    ours, theirs = compared(first), compared(other)
+    faults = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if ours[name] != theirs[name]]
+    if faults:
+        raise AssetError(
+            f"{other.where} cannot be joined to {first.where}; it has {'; '.join(faults)}. Record both with the same "
+            "environment options."
+        )

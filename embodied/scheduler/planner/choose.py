@@ -134,7 +134,8 @@ def device_name(problem: Problem) -> Callable[[str, str, int], str]:
 def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
     """The choice as a plan that a launcher carries out: one worker an accelerator, one a node for stages on cores.
 
-    All in one process where every stage has one worker and stays loaded; else a process for every worker."""
+    All in one process where every stage has one worker and stays loaded, and none is on another accelerator or node
+    than the others (one process takes turns; it would leave one of them idle); else a process for every worker."""
     name = device_name(problem)
     first = {s.stage: s.first for s in choice.execution.spans if s.what == "run"}
     stages: dict[str, StagePlan] = {}
@@ -158,7 +159,10 @@ def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
                 resident=p.resident,
                 processes=processes,
             )
-    inline = all(len(stage.devices) == 1 and stage.resident for stage in stages.values())
+    used = {device for stage in stages.values() for device in stage.devices}
+    nodes = {device.rpartition("/")[0] for device in used}
+    together = len(nodes) == 1 and sum(not device.endswith("cpu") for device in used) <= 1
+    inline = together and all(len(stage.devices) == 1 and stage.resident for stage in stages.values())
     ordered = {stage: stages[stage] for stage in problem.profile.stages}
     return Plan(flow=problem.profile.flow, launcher="inline" if inline else "ray", stages=ordered, why=why)
 

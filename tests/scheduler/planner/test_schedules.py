@@ -214,6 +214,8 @@ def test_a_choice_becomes_a_plan_that_reads_back():
     assert plan.stages["env"].devices == ("cuda:0",)
     assert plan.stages["policy"].devices == ("cuda:1",)
     assert plan.stages["env"].slots == 2
+    assert {len(stage.devices) for stage in plan.stages.values()} == {1}
+    assert plan.launcher == "ray", "in one process one of the two accelerators would wait for the other"
 
 
 def test_hedging_is_no_slower_on_average_in_worlds_it_has_not_seen():

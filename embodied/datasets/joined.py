@@ -52,14 +52,15 @@ class JoinedDataset(EpisodeDataset):
 
 def _check_alike(first: EpisodeDataset, other: EpisodeDataset) -> None:
     def compared(dataset: EpisodeDataset) -> dict[str, Any]:
-        spec = dataset.spec
-        # LeRobot's format has no place for privileged state or the bounds of actions, so its datasets join only others
-        # that say no more
+        action, spec = dataset.spec.action, dataset.spec
         return {
-            "actions": spec.action,
+            "numbers in an action": action.dim,
+            "kind of action": action.kind.value,
+            "bounds of actions": f"{list(action.low)} to {list(action.high)}",
+            "choices": action.choices,
             "numbers of state": spec.state_dim,
             "numbers of privileged state": spec.privileged_dim,
-            "cameras": spec.cameras,
+            "cameras": ", ".join(f"{c.name} {c.height}x{c.width}" for c in spec.cameras) or "none",
             "control steps a second": dataset.fps,
         }
 
@@ -67,6 +68,6 @@ def _check_alike(first: EpisodeDataset, other: EpisodeDataset) -> None:
     faults = [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if ours[name] != theirs[name]]
     if faults:
         raise AssetError(
-            f"{other.where} cannot be joined to {first.where}; it has {'; '.join(faults)}. Record both with the same "
+            f"{other.where} cannot be joined to {first.where}: {'; '.join(faults)}. Record both with the same "
             "environment options."
         )

@@ -36,7 +36,9 @@ def test_instructions_are_united(tmp_path):
 def test_datasets_that_do_not_fit_together_are_refused_naming_what_differs(tmp_path):
     a = write_dataset(tmp_path / "a", 1)
     b = write_dataset(tmp_path / "b", 1, dataclasses.replace(SPEC, cameras=(), state_dim=4))
-    with pytest.raises(AssetError, match=r"b cannot be joined to .*a; it has numbers of state 4, not 3; cameras \(\),"):
+    with pytest.raises(
+        AssetError, match=r"b cannot be joined to .*a: numbers of state 4, not 3; cameras none, not \w+ \d+x\d+"
+    ):
         open_datasets([a, b])
     with pytest.raises(AssetError, match=r"a is named more than once"):
         open_datasets([a, tmp_path / "x" / ".." / "a"])

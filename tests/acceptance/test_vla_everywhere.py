@@ -24,7 +24,7 @@ MEASURED = ("train/return", "policy/loss", "policy/approx_kl", "value/loss", "le
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory):
-    """What a recipe's run measured, by name; runs in one process first, so that others have something to differ from."""
+    """What a recipe's run measured, by name."""
     known = {}
 
     def curve(recipe, *overrides):

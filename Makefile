@@ -49,6 +49,9 @@ setup:
 
 train: setup
 	$(BIN)/embodied train $(RECIPE) $(TRAIN_ARGS)
+ifeq ($(RECIPE),maniskill_pushcube_ppo_mlp)
+	@echo "  $(BIN)/embodied train maniskill_ppo_openvla_oft_tiny    # a vision-language-action policy learns it from pictures"
+endif
 
 train-math: setup
 	$(BIN)/reasoning train math_grpo_tiny $(TRAIN_ARGS)

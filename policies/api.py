@@ -143,6 +143,8 @@ class PolicyConfig:
     """
 
     default_chunk: ClassVar[int] = 1
+    resizes: ClassVar[bool] = False
+    """Whether the policy brings pictures of any size to its own."""
     name: str
     chunk: int | None = None
     value: Literal["none", "chunk", "action"] = "chunk"

@@ -110,8 +110,10 @@ class CNNPolicy(SmallPolicy):
         if observation.images is None:
             raise ConfigurationError("policy cnn needs pictures; the observation has none")
         fields = {"pixels": observation.images.clone(), "state": observation.state.float().clone()}
-        if self.privileged_critic:
-            fields["privileged"] = observation.privileged.float().clone()
+        known = observation.privileged
+        # where the simulator tells something else, as of another task, the policy acts on without values
+        if self.privileged_critic and known is not None and known.shape[1] == self.interface.privileged_dim:
+            fields["privileged"] = known.float().clone()
         return TensorDict(fields, batch_size=[len(observation.state)])
 
     def scores(self, inputs: TensorDict) -> torch.Tensor:
@@ -125,7 +127,7 @@ class CNNPolicy(SmallPolicy):
     def both(self, inputs: TensorDict) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See the base: pictures are looked at once."""
         seen = self._seen(inputs)
-        if not self.spec.values:
+        if not self.spec.values or (self.privileged_critic and "privileged" not in inputs):
             return self.actor(seen), None
         return self.actor(seen), self.value_head(self._judged(inputs) if self.privileged_critic else seen)
 

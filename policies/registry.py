@@ -7,9 +7,11 @@ with `Config` and `build`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import json
+import logging
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +25,9 @@ from policies.api import Interface, Policy, PolicyConfig
 from policies.description import DESCRIPTION, described_interface, read_description
 from policies.footprint import ENTRY_POINTS
 from policies.names import split_name
-from policies.weights import save_tensors
+from policies.weights import numbers_fault, save_tensors
+
+logger = logging.getLogger(__name__)
 
 # the part of a name before its first "/" -> module with `Config` and `build(config, interface, seed)`; one that has
 # a layout of its own on disk also has `save(policy, folder)` and `load(folder)`
@@ -134,6 +138,7 @@ def load(folder: str | Path) -> Policy:
     try:
         weights = safetensors.torch.load_file(folder / WEIGHTS)
         _require_types(weights, policy.state_dict())
+        _require_numbers(weights, policy)
         policy.load_state_dict(weights, strict=True)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         raise AssetError(
@@ -149,6 +154,14 @@ def _require_types(weights: dict[str, torch.Tensor], expected: dict[str, torch.T
             raise RuntimeError(f"{name} is {weights[name].dtype}, expected {expected[name].dtype}")
 
 
+def _require_numbers(weights: dict[str, torch.Tensor], policy: Policy) -> None:
+    """Raises RuntimeError naming a tensor that a diverged training, or damage, has left without usable numbers."""
+    buffers = dict(policy.named_buffers())  # some hold limits, where there may be none
+    for name, tensor in weights.items():
+        if fault := numbers_fault(tensor, infinite=name in buffers):
+            raise RuntimeError(f"in {name} {fault}; take an earlier checkpoint")
+
+
 def _rebuild(module: ModuleType, metadata: dict[str, Any]) -> Policy:
     """The policy that a description describes, with fresh weights."""
     options = parse(module.Config, metadata["options"], at="policy")
@@ -158,21 +171,47 @@ def _rebuild(module: ModuleType, metadata: dict[str, Any]) -> Policy:
 def check_interface(policy: Policy, interface: Interface) -> None:
     """Raise ConfigurationError unless a loaded policy fits an environment's sizes, naming each that differs.
 
-    A policy that fits is made ready for the environment's instructions.
+    A policy that fits is made ready for the environment's instructions. One that brings pictures to its own size takes
+    those of any size, with a warning.
     """
-    trained = described_interface(json.loads(json.dumps(policy.metadata())))
-    compared = ("state_dim", "action_dim", "action_kind", "choices", "cameras", "image_height", "image_width")
-    wrong = [
-        f"{name} {getattr(trained, name)} (policy) against {getattr(interface, name)} (environment)"
-        for name in compared
-        if getattr(trained, name) != getattr(interface, name)
-    ]
-    if wrong:
-        raise ConfigurationError(
-            f"this policy was made for another environment: {'; '.join(wrong)}. "
-            "Evaluate it where it was trained, with the same observation and control mode."
-        )
+    _require_fit(json.loads(json.dumps(policy.metadata())), interface)
     policy.make_room(interface.instructions)
+
+
+def check_saved(folder: str | Path, interface: Interface) -> None:
+    """As `check_interface`, of the policy saved in `folder`, without reading its weights."""
+    _require_fit(read_description(Path(folder)), interface)
+
+
+def _require_fit(description: dict[str, Any], interface: Interface) -> None:
+    trained = described_interface(description)
+
+    def differing(names: tuple[str, ...]) -> list[str]:
+        return [
+            f"{name} {getattr(trained, name)} (policy) against {getattr(interface, name)} (environment)"
+            for name in names
+            if getattr(trained, name) != getattr(interface, name)
+        ]
+
+    wrong = differing(("state_dim", "action_dim", "action_kind", "choices", "cameras"))
+    sizes = differing(("image_height", "image_width"))
+    resizes = getattr(config_class(description["kind"]), "resizes", False)
+    if wrong or (sizes and not resizes):
+        raise ConfigurationError(
+            f"this policy was made for another environment: {'; '.join([*wrong, *sizes])}. "
+            "Evaluate it where it was trained, with the same observation, cameras, picture size and control mode."
+        )
+    if sizes:
+        _warn_once(
+            f"this policy saw pictures of {trained.image_height} x {trained.image_width} pixels in training, and the "
+            f"environment shows {interface.image_height} x {interface.image_width}: it resizes them, and may fare "
+            f"otherwise than with env.image_size={trained.image_height}."
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def interface_of(spec: Any) -> Interface:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from embodied.errors import AssetError, CheckpointError
-from policies.weights import save_tensors
+from policies.weights import numbers_fault, save_tensors
 from sim_assets.trained import bundled_checkpoint, bundled_checkpoints
 
 CONFIG = "config.json"
@@ -208,6 +208,8 @@ def _copy(target: torch.Tensor, tensor: torch.Tensor, name: str, faults: list[st
         faults.append(f"{name} is {list(tensor.shape)}, expected {list(target.shape)}")
     elif not tensor.is_floating_point():
         faults.append(f"{name} is {tensor.dtype}, expected {target.dtype}")
+    elif fault := numbers_fault(tensor):
+        faults.append(f"in {name} {fault}")
     else:
         target.copy_(tensor)
 

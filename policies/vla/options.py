@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from embodied.config import config
 from embodied.errors import suggest
@@ -57,6 +57,8 @@ class VLAConfig(PolicyConfig):
         acting does without (privileged).
     lora: adapters; None trains all weights.
     """
+
+    resizes: ClassVar[bool] = True
 
     checkpoint: str | None = None
     sizes: NetworkSizes | None = None

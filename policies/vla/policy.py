@@ -29,6 +29,7 @@ from policies.vla.network import OpenVLAModel, positions_of, splice
 from policies.vla.options import VLAConfig
 from policies.vla.prompt import PromptEncoder, Template
 from policies.vla.value_head import PrivilegedCritic, ValueHead
+from policies.weights import numbers_fault
 
 VALUE_HEAD = "value_head.safetensors"
 ENVIRONMENT = "environment"  # statistics key of a policy that starts from the environment's action bounds
@@ -153,8 +154,10 @@ class VLAPolicy(Policy):
         pixels = self.pictures(observation.images[:, : self.views])
         ids, mask = self.prompts(observation.instruction)
         inputs = TensorDict({"pixels": pixels, "input_ids": ids, "prompt_mask": mask}, batch_size=[len(ids)])
-        if self.privileged_critic and observation.privileged is not None:
-            known = observation.privileged.cpu()
+        known = observation.privileged
+        # where the simulator tells something else, as of another suite, the policy acts on without values
+        if self.privileged_critic and known is not None and known.shape[1] == self.interface.privileged_dim:
+            known = known.cpu()
             inputs["privileged"] = (
                 known.float() if self.privileged_scale is None else self.privileged_scale.normalise(known)
             )
@@ -296,7 +299,8 @@ class VLAPolicy(Policy):
         path = folder / VALUE_HEAD
         if self.spec.values and path.is_file():
             try:
-                self.value_head.load_state_dict(safetensors.torch.load_file(path))
+                weights = safetensors.torch.load_file(path)
+                self.value_head.load_state_dict(weights)
             except safetensors.SafetensorError as error:
                 raise CheckpointError(
                     f"{path} is not a readable safetensors file: {error}. Remove it to start with a fresh value head."
@@ -307,6 +311,9 @@ class VLAPolicy(Policy):
                     f"({error}); set both as they were when the policy was saved, or remove the file to start "
                     "with a fresh value head."
                 ) from None
+            for name, tensor in weights.items():
+                if fault := numbers_fault(tensor):
+                    raise CheckpointError(f"{path}: in {name} {fault}. Remove it to start with a fresh value head.")
 
     def published_state(self) -> dict[str, torch.Tensor]:
         """The model's tensors under published names."""

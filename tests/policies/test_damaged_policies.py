@@ -58,6 +58,18 @@ def whole_numbers(path):
     save_file({name: tensor.mul(100).long() for name, tensor in load_file(path).items()}, path)
 
 
+def not_a_number(value):
+    """A tensor file whose largest tensor has one number less."""
+
+    def apply(path):
+        tensors = torch.load(path) if path.suffix == ".pt" else load_file(path)
+        name = max(tensors, key=lambda name: tensors[name].numel())
+        tensors[name].view(-1)[3] = value
+        torch.save(tensors, path) if path.suffix == ".pt" else save_file(tensors, path)
+
+    return apply
+
+
 def in_text(**values):
     return changed(lambda value: value["text_config"].update(values))
 
@@ -76,6 +88,11 @@ def in_action(**values):
         ("mlp", "policy.json", changed(lambda value: value["interface"].update(state_dim="a")), "state_dim"),
         ("mlp", "model.safetensors", text("abc"), "do not fit"),
         ("mlp", "model.safetensors", whole_numbers, "int64, expected torch.float32"),
+        ("mlp", "model.safetensors", not_a_number(torch.nan), r"in \S+ 1 of \d+ numbers are NaN or infinite"),
+        ("mlp", "model.safetensors", not_a_number(-torch.inf), r"in \S+ 1 of \d+ numbers are NaN or infinite"),
+        ("openvla_oft", "model.safetensors", not_a_number(torch.nan), r"in \S+ 1 of \d+ numbers are NaN"),
+        ("openvla_oft", "value_head.safetensors", not_a_number(torch.nan), r"in \S+ 1 of \d+ numbers are NaN"),
+        ("openvla_oft", COMPONENT, not_a_number(torch.inf), r"in \S+ 1 of \d+ numbers are NaN"),
         ("openvla_oft", "policy.json", text("{"), "not valid JSON"),
         ("openvla_oft", "policy.json", changed(lambda value: value.pop("options")), "options"),
         ("openvla_oft", "config.json", text("[]"), "expected a JSON object"),
@@ -195,3 +212,9 @@ def test_a_policy_is_built_by_its_name_alone():
     policy = policies.build("openvla/tiny", seed=0)
     assert isinstance(policy, openvla.OpenVLAPolicy)
     assert policy.spec.action_dim == 7
+
+
+def test_limits_that_are_infinite_where_actions_have_none_are_no_damage(tmp_path):
+    free = Interface(state_dim=2, action_dim=1, action_low=(-torch.inf,), action_high=(torch.inf,))
+    policies.save(policies.build("mlp", free, hidden=(4,)), tmp_path)
+    assert policies.load(tmp_path).action_limit.isinf().all()

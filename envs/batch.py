@@ -11,6 +11,7 @@ import dataclasses
 
 import torch
 
+from embodied.errors import SimulatorError
 from envs.api import Assignments, EnvSpec, Observation
 
 
@@ -67,3 +68,58 @@ class BatchEnv(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Free the simulator; safe to call twice."""
+
+
+def require_sound(batch: BatchEnv, num_envs: int) -> BatchEnv:
+    """`batch`, if it says of itself what every simulator must. Raises SimulatorError naming what is wrong."""
+    kind = type(batch).__name__
+    spec = getattr(batch, "spec", None)
+    if not isinstance(spec, EnvSpec):
+        raise SimulatorError(f"{kind}.spec is {spec!r}; an adapter sets it to an envs.api.EnvSpec when it is made.")
+    if getattr(batch, "num_envs", None) != num_envs:
+        raise SimulatorError(
+            f"{kind} was asked for {num_envs} environments, but its num_envs is {getattr(batch, 'num_envs', None)!r}."
+        )
+    if not spec.instructions:
+        raise SimulatorError(f"{kind}.spec.instructions is empty; use ('',) where there are none.")
+    return batch
+
+
+def check_step(result: BatchStep, num_envs: int, has_success: bool, env_id: str) -> None:
+    """Raise SimulatorError where what an adapter's `step` returned is not what `BatchStep` says."""
+    if not isinstance(result, BatchStep):
+        raise SimulatorError(
+            f"{env_id}: step() returned a {type(result).__name__}; it must return an envs.batch.BatchStep."
+        )
+    for name in ("reward", "terminated", "truncated", "success"):
+        value = getattr(result, name)
+        if name == "success" and not has_success:
+            continue
+        expected = f"a {'float32' if name == 'reward' else 'bool'} tensor [{num_envs}]"
+        if not isinstance(value, torch.Tensor):
+            raise SimulatorError(f"{env_id}: step() gave {name} as {type(value).__name__}; it must be {expected}.")
+        right = value.dtype.is_floating_point if name == "reward" else value.dtype is torch.bool
+        if tuple(value.shape) != (num_envs,) or not right or value.requires_grad:
+            grad = " that requires gradients" if value.requires_grad else ""
+            came = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{grad}"
+            raise SimulatorError(f"{env_id}: step() gave {name} as {came}; it must be {expected}.")
+
+
+def check_observed(observation: Observation, env_id: str) -> None:
+    """Raise SimulatorError where what an adapter's `observe` returned is no `Observation` of tensors."""
+    if not isinstance(observation, Observation):
+        raise SimulatorError(
+            f"{env_id}: observe() returned a {type(observation).__name__}; it must return an envs.api.Observation."
+        )
+    for name in ("state", "instruction_ids", "images", "privileged"):
+        value = getattr(observation, name)
+        if value is None and name in ("images", "privileged"):
+            continue
+        if not isinstance(value, torch.Tensor) or value.requires_grad:
+            came = "a tensor that requires gradients" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise SimulatorError(f"{env_id}: observe() gave {name} as {came}; it must be a tensor without gradients.")
+    if observation.images is not None and observation.images.dtype is not torch.uint8:
+        raise SimulatorError(
+            f"{env_id}: observe() gave images as {observation.images.dtype}; they must be uint8, 0 to 255. Scale "
+            "floats from 0..1 and convert."
+        )

@@ -21,6 +21,7 @@ from envs.conformance_runs import (
     ConformanceError,
     Script,
     advance,
+    difference,
     draw_actions,
     draw_assignments,
     make_script,
@@ -28,7 +29,7 @@ from envs.conformance_runs import (
     require_equal,
     run,
 )
-from envs.conformance_shapes import check_shapes, check_spec
+from envs.conformance_shapes import check_render, check_shapes, check_spec
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,14 @@ def _variants(config: EnvConfig) -> Iterator[Callable[[], VectorEnv]]:
 
 
 def _check_one(env: VectorEnv) -> None:
-    rules: list[Callable[[VectorEnv], None]] = [check_spec, check_shapes, _check_chunks, _check_nan_guard]
+    rules: list[Callable[[VectorEnv], None]] = [
+        check_spec,
+        check_shapes,
+        check_render,
+        _check_seeds,
+        _check_chunks,
+        _check_nan_guard,
+    ]
     if env.spec.exact_reset:
         rules += [_check_exact_reset, _check_chunking, _check_independence, _check_partial_reset, _check_state]
     rules.append(_check_same_step if env.auto_reset is AutoReset.SAME_STEP else _check_disabled)
@@ -76,6 +84,26 @@ def _check_one(env: VectorEnv) -> None:
 
 
 # -------------------------------------------------------------------- rules
+
+
+def _check_seeds(env: VectorEnv) -> None:
+    """Whether seeds make a difference is for people to judge: there are worlds in which nothing is drawn."""
+    script, other = make_script(env, "seeds"), make_script(env, "other seeds")
+    table = script.assignments.stack()
+    table[:, 2] = other.assignments.seed
+    first = [env.reset(script.assignments), *run(env, script)]
+    second = [env.reset(Assignments.unstack(table)), *run(env, script)]
+    if difference(_shown(first), _shown(second)) is None:
+        logger.warning(
+            "%s: other seeds gave the same episodes. If anything is to be drawn in them, reset must draw it from the "
+            "assignment's seed.",
+            env.spec.id,
+        )
+
+
+def _shown(results: list[Any]) -> list[Observation]:
+    """The observations of a reset and of the chunks after it."""
+    return [results[0], *(result.observation for chunk in results[1:] for result in chunk)]
 
 
 def _check_chunks(env: VectorEnv) -> None:

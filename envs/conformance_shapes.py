@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
+from embodied.errors import SimulatorError
 from envs.api import Bounds, EnvSpec, Observation, VectorEnv
 from envs.conformance_runs import CHUNK, make_script, require, run
+
+logger = logging.getLogger(__name__)
 
 
 def check_spec(env: VectorEnv) -> None:
@@ -71,3 +76,21 @@ def check_shapes(env: VectorEnv) -> None:
             require(good, "shapes_and_dtypes", f"recv: {name} must be {dtype} {list(shape)}, but is {came}.")
         if result.final_observation is not None:
             _check_observation(env.spec, result.final_observation, len(result.final_rows), "final_observation")
+
+
+def check_render(env: VectorEnv) -> None:
+    """Pictures for people; an environment may have none, and says so."""
+    env.reset(make_script(env, "render", chunks=1).assignments)
+    rows = [0, env.num_envs - 1]
+    try:
+        pictures = env.render(rows)
+    except SimulatorError as error:
+        logger.info("%s: not rendered: %s", env.spec.id, error)
+        return
+    good = isinstance(pictures, torch.Tensor) and pictures.dtype is torch.uint8 and pictures.dim() == 4
+    came = f"{pictures.dtype} {list(pictures.shape)}" if isinstance(pictures, torch.Tensor) else type(pictures).__name__
+    require(
+        good and pictures.shape[0] == len(rows) and pictures.shape[3] == 3,
+        "render",
+        f"render must give uint8 [{len(rows)}, H, W, 3], but gave {came}.",
+    )

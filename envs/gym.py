@@ -6,9 +6,13 @@ stepper applies it. Source of the semantics: gymnasium 1.4, `Env.step` and `Env.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -21,6 +25,8 @@ from embodied.config import config as config_record
 from embodied.errors import ConfigurationError, SimulatorError, suggest
 from envs.api import ActionSpec, Assignments, Bounds, CameraSpec, EnvConfig, EnvSpec, Observation
 from envs.batch import BatchEnv, BatchStep
+
+logger = logging.getLogger("envs.gym")
 
 PREFIX = "gym/"
 _SUCCESS_KEYS = ("success", "is_success")
@@ -41,6 +47,7 @@ class GymConfig(EnvConfig):
 
 
 Config = GymConfig
+describes_at_once = True  # one environment is made, stepped once and closed
 
 
 def make_batch(config: GymConfig, num_envs: int) -> BatchEnv:
@@ -84,7 +91,7 @@ class GymBatchEnv(BatchEnv):
         # the usual case, plain vectors, is stored in one go
         self._flat_state = self._state.reshape(-1) if self._flatten is None and not self._is_image else None
         self._instruction_ids = torch.zeros(num_envs, dtype=torch.int64)
-        self._success_key = _success_key(env)
+        self._success_key = _success_key(config.id, env)
         self._no_success = torch.zeros(num_envs, dtype=torch.bool)
         self.spec = EnvSpec(
             id=config.id,
@@ -149,7 +156,8 @@ class GymBatchEnv(BatchEnv):
             if env.render_mode != "rgb_array":
                 raise SimulatorError(f"{self.spec.id} cannot be rendered: it has no render mode 'rgb_array'.")
             try:
-                picture = env.render()
+                with _without_screen():
+                    picture = env.render()
             except (gymnasium.error.Error, ImportError) as error:
                 raise SimulatorError(f"{self.spec.id} cannot be rendered here: {error}") from error
             pictures.append(torch.from_numpy(np.array(picture, dtype=np.uint8)))
@@ -193,14 +201,38 @@ def _make(config: GymConfig) -> gymnasium.Env:
         entry = registered.entry_point
         creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
         # a creator that is no class says nothing of render modes; pass `render_mode` as an option then
-        if "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ()):
+        modes = (getattr(creator, "metadata", None) or {}).get("render_modes", ())
+        if "rgb_array" in modes and _takes_render_mode(creator):
             options.setdefault("render_mode", "rgb_array")
         # -1 takes the time limit off
         return gymnasium.make(registered.id, max_episode_steps=-1, disable_env_checker=True, **options)
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
+    except (gymnasium.error.Error, ImportError) as error:
         raise ConfigurationError(
             f"Environment {config.id!r} with options {config.options} cannot be made: {error}"
+        ) from None
+    except Exception as error:  # a constructor is foreign code, and fails in any way it likes
+        raise ConfigurationError(
+            f"Environment {config.id!r} with options {config.options} cannot be made: {type(error).__name__}: {error}"
         ) from error
+
+
+def _takes_render_mode(creator: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(creator).parameters.values()
+    return any(p.name == "render_mode" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+@contextlib.contextmanager
+def _without_screen() -> Iterator[None]:
+    """pygame's library looks for a screen when it is first used, and complains on stderr where there is none; pictures
+    in memory need none. What the user has chosen stays."""
+    if "SDL_VIDEODRIVER" in os.environ:
+        yield
+        return
+    os.environ["SDL_VIDEODRIVER"] = "dummy"
+    try:
+        yield
+    finally:
+        del os.environ["SDL_VIDEODRIVER"]
 
 
 def _action_codec(
@@ -247,18 +279,42 @@ def _is_rgb(space: gymnasium.Space) -> bool:
 
 def _flat_size(env_id: str, space: gymnasium.Space) -> int:
     try:
-        return spaces.flatdim(space)
+        size = spaces.flatdim(space)
+        if any(
+            isinstance(part, spaces.Box) and part.dtype == np.uint8 and len(part.shape) > 1 for part in _parts(space)
+        ):
+            logger.warning(
+                "%s shows pictures that are not plain RGB, uint8 [H, W, 3]: they become %d numbers of `state`, "
+                "which no policy looks at as pictures. Wrap the environment to show RGB.",
+                env_id,
+                size,
+            )
+        return size
     except (ValueError, NotImplementedError) as error:
         raise ConfigurationError(
             f"Environment {env_id!r} has observations {space}, which cannot be flattened: {error}. Wrap it."
         ) from error
 
 
-def _success_key(env: gymnasium.Env) -> str | None:
-    """Which entry of `info` says success, if a first step's has one."""
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    info = env.step(env.action_space.sample())[4]
+def _parts(space: gymnasium.Space) -> list[gymnasium.Space]:
+    """The spaces that a space of several is made of, or itself."""
+    inside = space.spaces if isinstance(space, spaces.Dict | spaces.Tuple) else ()
+    inside = list(inside.values()) if isinstance(inside, dict) else list(inside)
+    return [part for one in inside for part in _parts(one)] if inside else [space]
+
+
+def _success_key(env_id: str, env: gymnasium.Env) -> str | None:
+    """Which entry of `info` says success, if a first step's has one. Raises SimulatorError where there is no such
+    step."""
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        info = env.step(env.action_space.sample())[4]
+    except Exception as error:  # foreign code, which fails in any way it likes
+        raise SimulatorError(
+            f"{env_id}: its first reset and step fail: {type(error).__name__}: {error}. Gymnasium's env_checker says "
+            "what an environment must do."
+        ) from error
     return next((key for key in _SUCCESS_KEYS if key in info), None)
 
 

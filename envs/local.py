@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from envs.api import EnvConfig
-from envs.batch import BatchEnv
+from envs.batch import BatchEnv, require_sound
 from envs.memory import EnvMemory
 from envs.slots import Part, SlottedEnv
 from envs.stepper import ChunkStepper
@@ -31,12 +31,12 @@ class LocalVectorEnv(SlottedEnv):
         self._steppers: list[ChunkStepper] = []
         size = self.slot_size
         self.parts = [Part(0, slot, slot * size, (slot + 1) * size) for slot in range(self.slots)]
-        first = make_batch(size)
+        first = require_sound(make_batch(size), size)
         self._use(first.spec, EnvMemory(first.spec, self.num_envs, device=first.device))
         self._steppers = [self._make_stepper(part, first if part.slot == 0 else None) for part in self.parts]
 
     def _make_stepper(self, part: Part, batch: BatchEnv | None = None) -> ChunkStepper:
-        batch = batch or self._make_batch(self.slot_size)
+        batch = batch or require_sound(self._make_batch(self.slot_size), self.slot_size)
         return ChunkStepper(batch, self.config, self._slots[part.slot].memory, part.start)
 
     def _reset_rows(self) -> None:
@@ -74,6 +74,7 @@ class LocalVectorEnv(SlottedEnv):
         return self._slot(slot).chunk > 0
 
     def close(self) -> None:
+        super().close()
         for stepper in self._steppers:
             stepper.close()
         self._steppers = []

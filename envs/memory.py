@@ -96,12 +96,22 @@ class ObservationMemory:
                     f"The simulator's spec promises an observation {name!r} of shape {list(expected)}, "
                     f"but its observe() gave {came}. Mend the adapter's spec or observe()."
                 )
+            if name == "instruction_ids" and not self._single:
+                self._require_known(source)
             if self._arrays is not None:
                 self._arrays[name][slice(None) if rows is None else rows] = source.numpy()
             elif rows is None:
                 target.copy_(source)
             else:
                 target[torch.from_numpy(rows).to(target.device)] = source
+
+    def _require_known(self, ids: torch.Tensor) -> None:
+        wrong = [number for number in ids.tolist() if not 0 <= number < len(self._instructions)]
+        if wrong:
+            raise SimulatorError(
+                f"The simulator's observe() gave instruction_ids {wrong}, but its spec has {len(self._instructions)} "
+                "instructions, numbered from 0."
+            )
 
     def read(self) -> Observation:
         """Views of all environments."""

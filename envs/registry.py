@@ -3,7 +3,8 @@
 An adapter is a module or object with
 - `Config`: its `EnvConfig` record;
 - `make_batch(config, num_envs) -> BatchEnv`, importable by name, since worker processes import it;
-- optionally `describe(config) -> EnvSpec`, cheaper than making a simulator;
+- optionally `describe(config) -> EnvSpec`, cheaper than making a simulator; `describes_at_once = True` says that it
+  starts none that takes long, so that what does not fit is refused before any simulator starts;
 - optionally `in_process(config) -> bool`: the simulator batches on an accelerator and belongs in this process.
 
 Packages add their own by an entry point of the group `embodied.envs` whose name is the prefix.
@@ -55,6 +56,11 @@ def describe(config: EnvConfig) -> EnvSpec:
     batch = factory.make_batch(config, 1)
     batch.close()
     return _with_episode_steps(batch.spec, config)
+
+
+def describe_at_once(config: EnvConfig) -> EnvSpec | None:
+    """What the environment is, where its adapter knows without starting a simulator; None where it does not."""
+    return describe(config) if getattr(_factory(config.id), "describes_at_once", False) else None
 
 
 def make(
@@ -132,11 +138,27 @@ def _find(env_id: str) -> Any:
         return _BUILT_IN[prefix]
     provided = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
     if prefix in provided and slash and name:
-        return provided[prefix].load()
+        return _load_provided(provided[prefix])
     known = sorted(f"{p}/..." for p in {*_BUILT_IN, *provided})
     raise ConfigurationError(
         f"Unknown environment {env_id!r}: an id is PREFIX/NAME. {suggest(f'{prefix}/...', known, noun='prefixes')}"
     )
+
+
+def _load_provided(entry: importlib.metadata.EntryPoint) -> Any:
+    try:
+        adapter = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"environments '{entry.name}/...' are to come from {entry.value}, but {error}."
+        ) from error
+    missing = [part for part in ("Config", "make_batch") if not hasattr(adapter, part)]
+    if missing:
+        raise ConfigurationError(
+            f"environments '{entry.name}/...' are to come from {entry.value}, which has no "
+            f"{' and no '.join(missing)}; see docs/bring-your-own.md."
+        )
+    return adapter
 
 
 def _factory(env_id: str) -> Any:

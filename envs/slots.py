@@ -82,6 +82,14 @@ def refuse_lonely_straggler(seconds: float, processes: int) -> NoReturn:
     )
 
 
+def _require_whole(assignments: Assignments) -> None:
+    """Refuse numbers that would be cut to whole ones, or have lost digits on their way here."""
+    for name in ("task", "initial_state", "seed"):
+        dtype = getattr(assignments, name).dtype
+        if dtype is not torch.int64:
+            raise RefusedInput(f"Assignments are int64, but their {name} is {str(dtype).removeprefix('torch.')}.")
+
+
 class _Slot:
     """One slot's memory, what it is doing, and the pieces of its results that never change."""
 
@@ -119,6 +127,7 @@ class SlottedEnv(VectorEnv):
         self.slots = config.slots
         self.auto_reset = AutoReset(config.auto_reset)
         self._same_step = self.auto_reset is AutoReset.SAME_STEP
+        self._closed = False
 
     def _use(self, spec: EnvSpec, memory: EnvMemory) -> None:
         """Called by the subclass once it knows what its simulators are."""
@@ -159,6 +168,7 @@ class SlottedEnv(VectorEnv):
 
     def reset(self, assignments: Assignments, mask: torch.Tensor | None = None) -> Observation:
         self._require_idle("reset")
+        _require_whole(assignments)
         if len(assignments) != self.num_envs:
             raise RefusedInput(
                 f"reset needs {self.num_envs} assignments, one for each environment, not {len(assignments)}."
@@ -194,6 +204,8 @@ class SlottedEnv(VectorEnv):
         if not state.started:
             raise RefusedInput(f"Slot {slot} has no running episodes (never reset, or a chunk failed): reset it first.")
         size, dim = self.slot_size, self.spec.action.dim
+        if not isinstance(actions, torch.Tensor):
+            raise RefusedInput(f"Actions must be a torch tensor [B, C, A], not a {type(actions).__name__}.")
         shape = actions.shape
         if len(shape) != 3 or shape[0] != size or shape[2] != dim or not 1 <= shape[1] <= MAX_CHUNK:
             raise RefusedInput(
@@ -202,6 +214,7 @@ class SlottedEnv(VectorEnv):
             )
         memory = state.memory
         if next_assignments is not None:
+            _require_whole(next_assignments)
             if next_assignments.task.shape[0] != size:
                 raise RefusedInput(f"next_assignments must have {size} rows, one an environment of the slot, "
                                    f"not {len(next_assignments)}.")  # fmt: skip
@@ -340,18 +353,28 @@ class SlottedEnv(VectorEnv):
         return sent
 
     def _slot(self, slot: int) -> _Slot:
+        self._require_open()
         if not 0 <= slot < self.slots:
             raise RefusedInput(f"There is no slot {slot}; this environment has slots 0 to {self.slots - 1}.")
         return self._slots[slot]
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RefusedInput(f"{self.config.id}: these environments are closed; make new ones.")
+
     def _require_idle(self, operation: str) -> None:
+        self._require_open()
         busy = [str(number) for number, slot in enumerate(self._slots) if slot.chunk]
         if busy:
             raise RefusedInput(
                 f"{operation} needs idle slots, but slot {', '.join(busy)} executes a chunk: recv it first."
             )
 
+    def close(self) -> None:
+        self._closed = True
+
     def render(self, rows: Sequence[int]) -> torch.Tensor:
+        self._require_open()
         wrong = [row for row in rows if not 0 <= row < self.num_envs]
         if wrong or not len(rows):
             raise RefusedInput(f"render needs environments 0 to {self.num_envs - 1}, but was given {list(rows)}.")

@@ -13,7 +13,7 @@ import torch
 
 from embodied.errors import CorrectnessAlarm, SimulatorError
 from envs.api import AutoReset, EnvConfig, Observation, RewardForm
-from envs.batch import BatchEnv
+from envs.batch import BatchEnv, check_observed, check_step
 from envs.memory import ChunkArrays, RowMemory, to_assignments
 
 
@@ -42,6 +42,7 @@ class ChunkStepper:
         self._ignore_terminations = config.ignore_terminations
         self._limit = batch.spec.episode_steps if config.episode_steps is None else config.episode_steps
         self._has_success = batch.spec.has_success
+        self._steps_checked = False  # what an adapter returns is of the same type every time: the first says it
         self._everyone = np.ones(n, dtype=bool)
         self._active = np.zeros(n, dtype=bool)  # has a running episode
         self._stale = np.arange(n)  # rows whose statistics are still those of a previous episode
@@ -104,6 +105,9 @@ class ChunkStepper:
         active_tensor = torch.from_numpy(active)
         for j, (action, reward_out, terminated_out, truncated_out, success_out, valid_out) in enumerate(arrays.columns):
             result = self.batch.step(action, active_tensor)
+            if not self._steps_checked:
+                check_step(result, len(active), self._has_success, self._id)
+                self._steps_checked = True
             reward, terminated, truncated = _numpy(result.reward), _numpy(result.terminated), _numpy(result.truncated)
             if self._relative:
                 reward, absolute = reward - self._previous_reward, reward
@@ -187,11 +191,13 @@ class ChunkStepper:
 
     def _write_observation(self, rows: np.ndarray | None, when: str) -> None:
         observation = self.batch.observe(None if rows is None else torch.from_numpy(rows))
+        check_observed(observation, self._id)
         self._check_observation(observation, rows, when)
         self._memory.observation.write(observation, rows)
 
     def _write_final(self, rows: np.ndarray, step: int) -> None:
         observation = self.batch.observe(torch.from_numpy(rows))
+        check_observed(observation, self._id)
         self._check_observation(observation, rows, f"at step {step} of a chunk")
         self._memory.final.write(observation, rows)
 

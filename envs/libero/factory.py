@@ -7,6 +7,7 @@ from envs.batch import BatchEnv
 from envs.libero.config import LiberoConfig
 
 Config = LiberoConfig
+describes_at_once = True  # from files alone
 
 
 def make_batch(config: LiberoConfig, num_envs: int) -> BatchEnv:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from envs.maniskill.put_on_plate.things import SPLITS as PUT_ON_PLATE
-from envs.maniskill.rl4vla.variants import SPLITS as RL4VLA
-from envs.maniskill.rl4vla.variants import VARIANTS
+from envs.maniskill.put_on_plate import things
+from envs.maniskill.rl4vla import variants
 
-SplitName = Literal[
-    "in",
-    "out_object",
-    "out_plate",
-    "out_layout",
-    "out_texture",
-    "out_instruction",
-    "out_distractor",
-    "out_robot_start",
-    "out",
-    "both",
-]
+PUT_ON_PLATE, RL4VLA = things.SPLITS, variants.SPLITS
+SplitName = Literal[things.SplitName, variants.SplitName]
+"""What `env.split` may be, of all tasks together."""
 
 
 def splits_of(task: str) -> tuple[str, ...]:
     """The splits of a ManiSkill task id, that of training first; none for a task without."""
     if task == "PutOnPlate-v1":
         return PUT_ON_PLATE
-    return RL4VLA if task in VARIANTS else ()
+    return RL4VLA if task in variants.VARIANTS else ()

@@ -228,6 +228,7 @@ class ProcessHost(SlottedEnv):
     # ---------------------------------------------------------------- ending
 
     def close(self) -> None:
+        super().close()
         self._finalizer()
 
     # ---------------------------------------------------------------- helpers

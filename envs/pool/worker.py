@@ -179,12 +179,15 @@ class _Worker:
         import numpy as np
         import torch
 
+        from envs.batch import require_sound
         from envs.memory import EnvMemory
 
         torch.set_num_threads(1)
         self._make_batch, self._config = pickle.loads(setup.factory)
         self._enter("build")
-        batches = {slot: self._make_batch(stop - start) for slot, start, stop in setup.parts}
+        batches = {
+            slot: require_sound(self._make_batch(stop - start), stop - start) for slot, start, stop in setup.parts
+        }
         spec = next(iter(batches.values())).spec
         send_message(self._connection, Made(spec))
         receive_message(self._connection)  # the parent has sized the memory

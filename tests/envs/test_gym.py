@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -189,3 +193,66 @@ def test_actions_are_looked_up_and_those_that_are_none_still_refused():
     with pytest.raises(AssertionError, match="2"):
         batch.step(torch.tensor([[2.0]]), torch.tensor([True]))
     batch.close()
+
+
+def test_filming_says_nothing_of_a_missing_screen_and_leaves_the_environment_alone():
+    """In a process of its own: pygame looks for a screen once."""
+    program = (
+        "import os, envs\n"
+        "from envs.api import Assignments\n"
+        "env = envs.make('gym/CartPole-v1', num_envs=1, processes=0)\n"
+        "env.reset(Assignments.from_seeds([1]))\n"
+        "print(tuple(env.render([0]).shape), 'SDL_VIDEODRIVER' in os.environ)\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if name not in ("XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=bare, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip().endswith("(1, 400, 600, 3) False")
+
+
+class Broken(Picture):
+    """Fails where it is told to."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+        if when == "made":
+            raise ValueError("no such mesh")
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        if self.when == "reset":
+            raise KeyError("mesh")
+        return super().reset(seed=seed)
+
+
+class Grey(Picture):
+    """Pictures without colours."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (5, 7, 1), np.uint8)
+
+    def _show(self) -> np.ndarray:
+        return np.full((5, 7, 1), self.count, np.uint8)
+
+
+gymnasium.register("Broken-v0", Broken)
+gymnasium.register("Grey-v0", Grey)
+
+
+@pytest.mark.parametrize(
+    ("when", "kind", "said"),
+    [
+        ("made", ConfigurationError, "cannot be made: ValueError: no such mesh"),
+        ("reset", SimulatorError, "first reset and step fail: KeyError: 'mesh'"),
+    ],
+)
+def test_an_environment_that_fails_at_once_is_named_with_its_own_words(when: str, kind: type, said: str):
+    with pytest.raises(kind, match=said):
+        local("Broken-v0", options={"when": when})
+
+
+def test_pictures_that_are_not_rgb_become_state_with_a_warning(caplog: pytest.LogCaptureFixture):
+    assert describe(GymConfig(id="gym/Grey-v0")).state_dim == 35
+    assert "35 numbers of `state`" in caplog.text
+    caplog.clear()
+    assert describe(GymConfig(id="gym/Picture-v0")).cameras
+    assert not caplog.text

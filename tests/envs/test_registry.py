@@ -134,3 +134,23 @@ def test_local_environments_are_closed_with_their_vector_environment():
     env.close()
     assert [batch.closed for batch in batches] == [True, True]
     assert isinstance(batches[0].observe().state, torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("no_such_module:adapter", "are to come from no_such_module:adapter, but No module named"),
+        ("test_registry:nothing", "has no attribute 'nothing'"),
+        ("test_registry:world", "has no Config"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, value: str, said: str):
+    entry = importlib.metadata.EntryPoint("counting", value, registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
+    with pytest.raises(ConfigurationError, match=said):
+        registry.config_class("counting/x")
+
+
+def test_what_starts_no_simulator_is_described_at_once(provided: None):
+    assert registry.describe_at_once(GymConfig(id="gym/CartPole-v1", episode_steps=7)).episode_steps == 7
+    assert registry.describe_at_once(CountingConfig(id="counting/x")) is None

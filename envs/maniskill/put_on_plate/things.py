@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
-SPLITS: tuple[str, ...] = (
+SplitName = Literal[
     "in",
     "out_object",
     "out_plate",
@@ -18,7 +18,8 @@ SPLITS: tuple[str, ...] = (
     "out_instruction",
     "out_distractor",
     "out_robot_start",
-)
+]
+SPLITS: tuple[str, ...] = get_args(SplitName)
 """`in`, and what each other split has that training has not: unseen objects and colours; unseen plates; places and
 turns outside the trained area; unseen patterns on the table; unseen wordings; a second object that is not meant; the
 arm starting further from its usual pose."""

@@ -6,14 +6,15 @@ Objects, plates and tables are numbered as in the collection's own lists.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from envs.maniskill.rl4vla.places import Layout
 
 PREFIX = "PutOnPlateInScene25"
 OBJECTS, PLATES, TABLES = 25, 17, 21
 STEPS = 80
-SPLITS: tuple[str, ...] = ("in", "out", "both")
+SplitName = Literal["in", "out", "both"]
+SPLITS: tuple[str, ...] = get_args(SplitName)
 """What training shows, what is held out, and either of them."""
 
 PHRASES = (

@@ -10,17 +10,21 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import struct
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import imageio_ffmpeg
 import numpy as np
 
-from embodied.errors import RefusedInput
+from embodied.errors import RefusedInput, WorkerError
 from envs.video.overlay import title_bar
 
 # `veryfast` is within a few percent of the default's size on rendered scenes at a third of its time
+_FULL_BYTES = 1 << 20  # a disk with less than this is full
+_BOX = struct.Struct(">I4s")  # what every part of an MP4 file begins with: its length and kind
 _ENCODER_OPTIONS = ["-preset", "veryfast", "-crf", "20", "-threads", "1", "-movflags", "+faststart", "-f", "mp4"]
 
 
@@ -50,7 +54,10 @@ class VideoInfo:
 
 
 class Encoder:
-    """One MP4 file being written. It appears at `path` when `close` has returned, never half-written."""
+    """One MP4 file being written. It appears at `path` when `close` has returned, never half-written.
+
+    `write` and `close` raise WorkerError where it could not be written to its end, and leave no file.
+    """
 
     def __init__(self, path: Path, fps: float):
         self.path = path
@@ -81,7 +88,10 @@ class Encoder:
                 f"A video's pictures must all have one size: {self.path.name} began with "
                 f"{self._shape[0]}x{self._shape[1]} and now got {frame.shape[0]}x{frame.shape[1]}."
             )
-        self._stream.send(np.ascontiguousarray(frame))
+        try:
+            self._stream.send(np.ascontiguousarray(frame))
+        except (OSError, StopIteration):
+            self._give_up()
         self.frames += 1
 
     def close(self, rename: Path | None = None) -> None:
@@ -89,6 +99,8 @@ class Encoder:
         if self._stream is None:
             return
         self._stream.close()
+        if not _is_whole(self._part):
+            self._give_up()
         self._stream = None
         self.path = rename or self.path
         os.replace(self._part, self.path)
@@ -99,6 +111,31 @@ class Encoder:
             self._stream.close()
             self._stream = None
         self._part.unlink(missing_ok=True)
+
+    def _give_up(self) -> NoReturn:
+        free = shutil.disk_usage(self._part.parent).free
+        self.discard()
+        why = "the disk is full" if free < _FULL_BYTES else "ffmpeg ended before it was told to"
+        raise WorkerError(f"{self.path} could not be written: {why}.")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an MP4 file has its index and ends where its last part does: without room an encoder leaves less."""
+    try:
+        size, place, has_index = path.stat().st_size, 0, False
+        with path.open("rb") as file:
+            while place + _BOX.size <= size:
+                file.seek(place)
+                length, kind = _BOX.unpack(file.read(_BOX.size))
+                if length == 1:  # the length follows, in 64 bits
+                    length = int.from_bytes(file.read(8), "big")
+                if length < _BOX.size:
+                    return False
+                has_index |= kind == b"moov"
+                place += length
+    except OSError:
+        return False
+    return has_index and place == size
 
 
 def read_frames(path: Path) -> Iterator[np.ndarray]:

@@ -23,7 +23,8 @@ SUCCESS_COLOUR = (61, 203, 127)
 FAILURE_COLOUR = (240, 100, 95)
 _POSITIVE = (86, 156, 255)
 _NEGATIVE = (255, 170, 80)
-READABLE_SIDE = 256  # pixels the shorter side of a picture has at least once text stands around it
+READABLE_SIDE = 256  # pixels the shorter side of a picture has at least once text stands around it ...
+LONGEST_SIDE = 1920  # ... unless the longer one would come to more than this: players refuse what is much larger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Overlay:
 
 
 def enlarge(frame: np.ndarray) -> np.ndarray:
-    """Repeat pixels by the whole factor that brings the shorter side of [H, W, 3] to at least READABLE_SIDE."""
-    factor = math.ceil(READABLE_SIDE / min(frame.shape[:2]))
+    """Repeat pixels by the whole factor that brings the shorter side of [H, W, 3] to at least READABLE_SIDE, and the
+    longer to no more than LONGEST_SIDE."""
+    factor = min(math.ceil(READABLE_SIDE / min(frame.shape[:2])), LONGEST_SIDE // max(frame.shape[:2]))
     return frame if factor <= 1 else frame.repeat(factor, axis=0).repeat(factor, axis=1)
 
 

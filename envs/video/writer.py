@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.errors import WorkerError
 from envs.video.codec import Encoder
 from envs.video.overlay import Overlay, draw_overlay
 from envs.video.ring import RingReader
@@ -108,8 +109,19 @@ def serve(reader: RingReader, fps: float) -> None:
                 case "end":
                     streams.pop(message["stream"]).end(message["path"])
     finally:
-        for stream in streams.values():
+        _abandon(list(streams.values()))
+
+
+def _abandon(streams: list[Stream]) -> None:
+    """Finish the files of all, whatever becomes of each. Raises WorkerError for the first that could not be written."""
+    failure = None
+    for stream in streams:
+        try:
             stream.abandon()
+        except WorkerError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def main() -> None:
@@ -117,7 +129,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     memory, places, acks = (int(argument) for argument in sys.argv[1:4])
-    serve(RingReader(memory, places, acks), fps=float(sys.argv[4]))
+    try:
+        serve(RingReader(memory, places, acks), fps=float(sys.argv[4]))
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

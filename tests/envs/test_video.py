@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -17,8 +18,8 @@ import pytest
 import torch
 
 from embodied.errors import RefusedInput, WorkerError
-from envs.video import Keep, Overlay, VideoRecorder, read_frames, side_by_side, video_info
-from envs.video.overlay import FAILURE_COLOUR, SUCCESS_COLOUR, draw_overlay
+from envs.video import Keep, Overlay, VideoRecorder, codec, read_frames, side_by_side, video_info
+from envs.video.overlay import FAILURE_COLOUR, SUCCESS_COLOUR, draw_overlay, enlarge
 
 
 def flat(colour: tuple[int, int, int], height: int = 64, width: int = 96) -> np.ndarray:
@@ -381,3 +382,42 @@ def test_without_ffmpeg_a_recording_is_refused_before_it_begins(tmp_path, monkey
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "ffmpeg"))
     with pytest.raises(RefusedInput, match=r"Videos need ffmpeg, and '.*ffmpeg' .* is no program.*--films 0"):
         VideoRecorder(tmp_path / "videos")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "pictures"),
+    [
+        ("exit 1", 40),  # ends at once: the pipe breaks
+        ('for last; do :; done; head -c 300 > "$last"; cat > /dev/null', 3),  # leaves the beginning of a file
+    ],
+)
+def test_a_file_that_could_not_be_written_to_its_end_is_not_left_behind(tmp_path, monkeypatch, encoder, pictures):
+    program = tmp_path / "ffmpeg"
+    program.write_text(f"#!/bin/sh\n{encoder}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))  # for the process that encodes
+    with pytest.raises(WorkerError, match=r"mp4 could not be written: ffmpeg ended") as failed:  # noqa: PT012, SIM117
+        with VideoRecorder(tmp_path / "videos") as recorder:
+            for _ in range(pictures):
+                recorder.add(0, np.random.default_rng(0).integers(0, 256, (128, 128, 3), np.uint8))
+            recorder.end_episode(0, True)
+    assert "Traceback" not in str(failed.value)
+    assert list((tmp_path / "videos").iterdir()) == []
+
+
+def test_a_full_disk_is_called_by_its_name(tmp_path, monkeypatch):
+    nothing_free = shutil.disk_usage(tmp_path)._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: nothing_free)
+    encoder = codec.Encoder(tmp_path / "a.mp4", 10)
+    encoder.write(np.zeros((16, 16, 3), np.uint8))
+    monkeypatch.setattr(codec, "_is_whole", lambda _: False)
+    with pytest.raises(WorkerError, match="the disk is full"):
+        encoder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_thin_picture_is_enlarged_to_what_players_can_show():
+    shown = draw_overlay(np.zeros((7, 300, 3), np.uint8), Overlay())
+    assert shown.shape[1] == 1800
+    assert draw_overlay(np.zeros((1, 4000, 3), np.uint8), Overlay()).shape[1] == 4000
+    assert enlarge(np.zeros((64, 64, 3), np.uint8)).shape == (256, 256, 3)

@@ -6,6 +6,7 @@ What was fetched is recorded, file by file, so that `check` can tell later wheth
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,7 @@ def _download(url: str, file: Path, name: str, on_progress: Progress) -> None:
                 out.write(block)
                 done += len(block)
                 on_progress(name, done, total)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise AssetError(
             f"{url} could not be downloaded: {reason}. On a machine without the network, download it elsewhere and "
@@ -150,8 +152,8 @@ def _unpack(file: Path, name: str, place: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(place)  # drops absolute paths and `..`
-    except zipfile.BadZipFile as error:
-        raise AssetError(f"{file} is no zip archive: {error}. Fetch it again.") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # of an encrypted one: RuntimeError
+        raise AssetError(f"{file} is no zip archive that can be unpacked: {error}. Fetch it again.") from None
     inside = list(place.iterdir())
     if len(inside) == 1 and inside[0].is_dir():
         only = inside[0].rename(place.parent / f"{place.name}.inner")
@@ -198,6 +200,10 @@ def _place(target: Path) -> Iterator[Path]:
         if target.exists():
             os.replace(target, room / "old")
         os.replace(room / "new", target)
+    except OSError as error:
+        raise AssetError(
+            f"{target} could not be put in place: {error}. Nothing was installed. Make room, or set another folder."
+        ) from None
     finally:
         shutil.rmtree(room, ignore_errors=True)
 
@@ -216,5 +222,13 @@ def _record(asset: Asset, folder: Path, paths: list[Path]) -> None:
         "files": describe_files(folder, sorted(path for path in paths if path.is_file())),
     }
     file = _record_file(asset)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record, indent=2) + "\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.unlink()  # a torn record would speak of damage
+        raise AssetError(
+            f"{asset.name} is in place, but the record to verify it by, {file}, cannot be written: "
+            f"{error.strerror or error}. Make room and fetch it again with --from {folder}."
+        ) from None

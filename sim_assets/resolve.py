@@ -36,12 +36,17 @@ def locate(asset: Asset) -> Found | None:
     if isinstance(asset.source, Archives):
         folders = model_folders(asset)
         return Found(folders, "cache") if folders and all(folder.is_dir() for folder in folders) else None
-    if asset.folder.exists():
+    if _holds_something(asset.folder):
         return Found((asset.folder,), "cache")
     if isinstance(asset.source, Package):
         folders = package_folders(asset.source)
         return Found(folders, "package") if folders else None
     return None
+
+
+def _holds_something(place: Path) -> bool:
+    """Whether there is a file, or a folder that is not empty: an empty one is what remains of something."""
+    return place.is_file() or (place.is_dir() and any(place.iterdir()))
 
 
 def require(name: str) -> tuple[Path, ...]:

@@ -79,7 +79,7 @@ def _state(asset: Any) -> str:
 def _list(args: argparse.Namespace) -> int:
     assets = _chosen(args.names)
     if args.json:
-        print(json.dumps([_plain(asset) for asset in assets], indent=2))
+        print(json.dumps([_plain(asset, lenient=True) for asset in assets], indent=2))
         return EXIT_DONE
     lines = [("asset", "here", "size", "licence", "needed by"), *(_row(asset) for asset in assets)]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
@@ -96,10 +96,17 @@ def _row(asset: Any) -> tuple[str, ...]:
     return asset.name, _state(asset), size, asset.licence, needed
 
 
-def _plain(asset: Any) -> dict[str, Any]:
+def _plain(asset: Any, *, lenient: bool = False) -> dict[str, Any]:
+    """The asset in JSON's types. lenient: what keeps it from being found, as `problem`, instead of AssetError."""
     from sim_assets import locate
 
-    found = locate(asset)
+    problem = None
+    try:
+        found = locate(asset)
+    except AssetError as error:
+        if not lenient:
+            raise
+        found, problem = None, str(error)
     return {
         "name": asset.name,
         "title": asset.title,
@@ -111,6 +118,7 @@ def _plain(asset: Any) -> dict[str, Any]:
         "variable": asset.variable,
         "here": found.how if found else None,
         "paths": [str(path) for path in found.paths] if found else [],
+        "problem": problem,
     }
 
 

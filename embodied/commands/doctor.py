@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands.common import add_verb
-from embodied.errors import EXIT_DONE, EXIT_FAILED, EmbodiedError
+from embodied.errors import EXIT_DONE, EXIT_FAILED, EmbodiedError, RefusedInput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
     from embodied.system.checks import State, all_checks
     from embodied.system.drawing import draw_all
 
+    if not 0 < args.deadline < math.inf:
+        raise RefusedInput(f"--deadline is {args.deadline:g}; expected a number of seconds above 0")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedInput(f"--out {args.out} is no folder for pictures: {error.strerror}; choose another") from None
     console = Console(stderr=args.json, highlight=False)
     findings: list[Finding] = []
     if args.mend:

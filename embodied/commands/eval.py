@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied.commands.common import add_verb, command_line, env_overrides, of_reasoning_run, relative
 from embodied.errors import EXIT_DONE, RefusedInput
+from sim_assets.trained import CHECKPOINTS
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, help="of the episodes' worlds; the default is the run's own, or 0")
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
-    parser.add_argument("--out", type=Path, help="results file; by default in the run folder, or beside the policy")
+    parser.add_argument("--out", type=Path, help="results file; by default in the run's or policy's folder")
     parser.add_argument("--films", type=int, default=16, help="how many episodes to film at most (default 16; 0: none)")
     parser.add_argument("--film", choices=("failures", "successes", "all"), default="failures", help="which (failures)")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="film every K-th of them (default 1)")
@@ -47,7 +48,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json and its page, print the rate."""
-    from embodied.interaction.evaluate import evaluate_policy, find_policy, find_run, results_record, write_results
+    from embodied.interaction.evaluate import (
+        evaluate_policy,
+        find_policy,
+        find_run,
+        require_fit,
+        results_record,
+        write_results,
+    )
     from embodied.interaction.outcome_films import film_outcomes
     from embodied.interaction.robustness import conditions, take_robustness
     from embodied.report import build_evaluation_page
@@ -64,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     env, options, device = target(args)
     usual, others = conditions(env, asked)
     env = usual.env
-    # never inside a checkpoint, whose files are accounted for
-    out = writable(args.out or (find_run(args.policy) or policy) / "results.json")
+    require_fit(policy, env)
+    out = writable(args.out or _home(find_run(args.policy), policy) / "results.json")
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
     page = out.with_suffix(".html")
@@ -95,6 +103,14 @@ def run(args: argparse.Namespace) -> int:
     if args.dataset is not None:
         print(_record(args, policy, env, options, device))
     return EXIT_DONE
+
+
+def _home(run: Path | None, policy: Path) -> Path:
+    """Where results go unless said otherwise: never inside a checkpoint, whose files are accounted for, nor into this
+    package, where policies lie that ship."""
+    if run is not None:
+        return run
+    return Path("runs") / "evaluations" / policy.name if policy.resolve().parent == CHECKPOINTS.resolve() else policy
 
 
 def _robustness(
@@ -150,10 +166,11 @@ def target(args: argparse.Namespace) -> tuple[Any, Any, str]:
     from embodied.interaction.evaluate import find_run
     from embodied.interaction.recipe import EvaluationConfig, load_run_recipe, resolve_device
     from envs.registry import config_class
+    from envs.slots import check_sizes
 
     names = [word for word in args.rest if "=" not in word]
     if len(names) > 1:
-        raise RefusedInput(f"one environment at a time: got {', '.join(names)}")
+        raise RefusedInput(f"one environment at a time, and options as key=value: got {', '.join(names)}")
     if args.episodes is not None and args.episodes < 1:
         raise RefusedInput(f"--episodes is {args.episodes}; it must be at least 1")
     env_id = names[0] if names else None
@@ -172,6 +189,7 @@ def target(args: argparse.Namespace) -> tuple[Any, Any, str]:
         )
     values = values | env_overrides(overrides)
     env = parse(config_class(values["id"]), values, at="env")
+    check_sizes(env)
     changes: dict[str, Any] = {k: getattr(args, k) for k in ("episodes", "seed") if getattr(args, k, None) is not None}
     if getattr(args, "decode", None):
         changes["sampling"] = dataclasses.replace(options.sampling, decode=args.decode)
@@ -184,8 +202,11 @@ def writable(path: Path) -> Path:
         if path.is_dir():
             raise RefusedInput(f"--out {path} is a folder; name a file, e.g. {path / 'results.json'}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
         with path.open("a"):
             pass
+        if new:
+            path.unlink()  # what is refused or fails later leaves no empty results behind
     except OSError as error:
         raise RefusedInput(f"{path} cannot be written: {error.strerror or error}; choose another with --out") from None
     return path

@@ -35,7 +35,7 @@ def parse_words(parser: argparse.ArgumentParser, argv: list[str] | None = None) 
     """The arguments; `key=value` words may stand anywhere after the verb, also behind options."""
     args, left = parser.parse_known_args(argv)
     # argparse closes a verb's open-ended list of words at the first option that follows it
-    words = next((getattr(args, name) for name in ("overrides", "rest") if hasattr(args, name)), None)
+    words = next((getattr(args, name) for name in ("overrides", "rest", "names") if hasattr(args, name)), None)
     if left and (words is None or any(word.startswith("-") for word in left)):
         parser.error(f"unrecognized arguments: {' '.join(left)}")
     if left:

@@ -37,17 +37,26 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Film and say where the video is."""
     from embodied.commands.eval import target
-    from embodied.interaction.evaluate import find_policy, find_run
+    from embodied.interaction.evaluate import find_policy, find_run, require_fit
     from embodied.interaction.recording import film, film_episodes, recording_env
+    from envs.video.codec import require_encoder
     from policies import registry
 
+    if args.episodes < 1 or args.fps < 1:
+        raise RefusedInput(f"--episodes is {args.episodes}, --fps {args.fps}; both must be at least 1")
     folder = find_policy(args.policy)
     env_config, options, device = target(args)
+    require_fit(folder, env_config)
     policy = registry.load(folder)
     run_folder = find_run(args.policy)
     out = args.out or (run_folder / "videos" if run_folder else Path("videos"))
-    if args.episodes < 1 or args.fps < 1:
-        raise RefusedInput(f"--episodes is {args.episodes}, --fps {args.fps}; both must be at least 1")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedInput(
+            f"{out} is no folder to write videos to: {error.strerror}; choose another with --out"
+        ) from None
+    require_encoder()
     at_once = min(args.episodes, env_config.num_envs) if args.separate else args.episodes
     with recording_env(env_config, at_once) as env:
         registry.check_interface(policy, registry.interface_of(env.spec))

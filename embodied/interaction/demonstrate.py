@@ -16,7 +16,7 @@ import torch
 
 from embodied.config import config
 from embodied.datasets import DatasetWriter, FolderDataset
-from embodied.errors import RefusedInput, SimulatorError
+from embodied.errors import ConfigurationError, RefusedInput, SimulatorError
 from embodied.interaction.episode_builder import EpisodeBuilder
 from embodied.interaction.experts import expert_kind, make_expert_env, plain_spec, split_advice
 from embodied.interaction.recording import FPS_WITHOUT_RATE, recording_env
@@ -131,6 +131,10 @@ class _Recording:
         return self.writer.kept + running < self.options.episodes
 
     def _next_attempt(self) -> _Attempt:
+        if len(self.unknown) == self.spec.tasks:
+            raise ConfigurationError(
+                f"There is no scripted expert for any of the {self.spec.tasks} tasks of {self.spec.id}."
+            )
         for number in self._numbers:
             self._made = number + 1
             if self._made > self.options.attempts * max(self.options.episodes, 10):

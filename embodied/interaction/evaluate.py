@@ -22,9 +22,11 @@ from embodied.runs.metrics import wilson_interval
 from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import single_device_plan
+from envs import registry as env_registry
 from envs.api import EnvConfig, EnvSpec
+from policies import registry as policy_registry
 from policies.registry import DESCRIPTION
-from sim_assets.trained import bundled_checkpoint
+from sim_assets.trained import bundled_checkpoint, bundled_checkpoints
 
 
 def find_policy(path: str | Path) -> Path:
@@ -38,7 +40,10 @@ def find_policy(path: str | Path) -> Path:
     if bundled is not None and not path.is_dir():
         return bundled
     if not path.is_dir():
-        raise AssetError(f"there is no folder {path}; give a run folder, one of its checkpoints, or a saved policy")
+        raise AssetError(
+            f"there is no folder {path}; give a run folder, one of its checkpoints, a saved policy, or the name of one "
+            f"that ships: {', '.join(bundled_checkpoints())}"
+        )
     latest = CheckpointStore(path / "checkpoints", keep=1).latest()
     candidates = [path, path / "policy", *([latest.folder / "policy"] if latest else [])]
     for candidate in candidates:
@@ -53,6 +58,14 @@ def find_run(path: str | Path) -> Path | None:
     return next((p for p in (resolved, *resolved.parents) if (p / "config.yaml").is_file()), None)
 
 
+def require_fit(policy: Path, env: EnvConfig) -> None:
+    """Raise ConfigurationError where the policy saved in `policy` does not fit `env`, as far as that can be told before
+    a simulator starts."""
+    spec = env_registry.describe_at_once(env)
+    if spec is not None:
+        policy_registry.check_saved(policy, policy_registry.interface_of(spec))
+
+
 def evaluate_policy(
     policy: Path,
     env: EnvConfig,
@@ -64,6 +77,7 @@ def evaluate_policy(
     deadline: float = 600.0,
 ) -> tuple[EvaluationResult, EnvSpec]:
     """Play the evaluation episodes of `env` with the policy saved in `policy`. Raises EmbodiedError."""
+    require_fit(policy, env)
     flow = Flow("evaluation")
     env_stage = flow.stage("env", EnvWorker, EnvWorkerOptions(env), scales_with="environments", needs=CPU)
     policy_options = PolicyWorkerOptions(policy, forward_rows)

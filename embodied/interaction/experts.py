@@ -43,12 +43,14 @@ class ExpertKind:
     make: "module:attribute" of `(config, batch) -> Expert`. settings: options of the environment the experts need.
     alternatives: other values of these options that they can work with.
     disturbed: action dimensions that noise may be put on without spoiling the task (translations, as a rule).
+    check: "module:attribute" of `(config)`, which raises ConfigurationError for what has no expert; "": known later.
     """
 
     make: str
     settings: dict[str, Any]
     disturbed: tuple[int, ...]
     alternatives: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    check: str = ""
 
 
 _KINDS = {
@@ -57,6 +59,7 @@ _KINDS = {
         {"control_mode": "pd_ee_delta_pose"},
         (0, 1, 2),
         {"control_mode": ("pd_ee_delta_pos",)},
+        "embodied.interaction.experts:maniskill_script",
     ),
     "libero": ExpertKind("embodied.interaction.experts:libero_expert", {}, (0, 1, 2)),
 }
@@ -77,7 +80,7 @@ def expert_kind(env_id: str) -> ExpertKind:
 def expert_config(values: dict[str, Any]) -> EnvConfig:
     """The environment that `values` describe, with the options its expert needs.
 
-    Raises ConfigurationError for values that the expert cannot work with.
+    Raises ConfigurationError for values that the expert cannot work with, and where it is known that there is none.
     """
     kind = expert_kind(values["id"])
     needed = kind.settings | {"auto_reset": "disabled", "slots": 1, "ignore_terminations": False}
@@ -87,7 +90,10 @@ def expert_config(values: dict[str, Any]) -> EnvConfig:
                 f"env.{name} is {values[name]!r}, but the scripted expert of {values['id']} needs {value!r}; leave it "
                 "out."
             )
-    return parse(registry.config_class(values["id"]), needed | values, at="env")
+    config = parse(registry.config_class(values["id"]), needed | values, at="env")
+    if kind.check:
+        _load(kind.check)(config)
+    return config
 
 
 def make_expert_env(config: EnvConfig) -> VectorEnv:
@@ -97,8 +103,12 @@ def make_expert_env(config: EnvConfig) -> VectorEnv:
 
 def with_expert(config: EnvConfig, batch: BatchEnv) -> BatchEnv:
     """`batch` with the expert for its environments. Raises ConfigurationError where there is none."""
-    module, _, attribute = expert_kind(config.id).make.partition(":")
-    return ExpertBatch(batch, getattr(importlib.import_module(module), attribute)(config, batch))
+    return ExpertBatch(batch, _load(expert_kind(config.id).make)(config, batch))
+
+
+def _load(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class ExpertBatch(BatchEnv):
@@ -170,6 +180,11 @@ class StateExpert:
 
 def maniskill_expert(config: Any, batch: BatchEnv) -> Expert:
     """See `envs.maniskill.experts`. Raises ConfigurationError for a task or a control mode without an expert."""
+    return StateExpert(maniskill_script(config))
+
+
+def maniskill_script(config: Any) -> Any:
+    """The function of `envs.maniskill.experts` for a configuration; as `maniskill_expert`, without a simulator."""
     from envs.maniskill.experts import EXPERTS, STRAIGHT, TURNING, without_turns
 
     if config.task not in EXPERTS:
@@ -184,7 +199,7 @@ def maniskill_expert(config: Any, batch: BatchEnv) -> Expert:
                 "leave env.control_mode out."
             )
         expert = without_turns(STRAIGHT.get(config.task, expert))
-    return StateExpert(expert)
+    return expert
 
 
 class _LiberoExpert:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import DeadlineExceeded, RefusedInput, SimulatorError
+from embodied.errors import DeadlineExceeded, RefusedInput, SimulatorError, WorkerError
 from embodied.interaction.evaluation import EvaluationResult
 from embodied.interaction.playback import playback_env
 from embodied.interaction.recipe import EvaluationConfig
@@ -41,13 +41,16 @@ def film_outcomes(
     wanted = [number for number, episode in enumerate(result.episodes) if bool(episode.success_once) in meant]
     spaced = wanted[::every]
     chosen, name = spaced[:most], _NAMES[of]
-    shutil.rmtree(folder, ignore_errors=True)
+    for film in folder.glob("*.mp4"):  # of an earlier evaluation; whatever else is there is not ours
+        film.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
     if not chosen:
         return {"of": of, "episodes": [], "missing": f"{len(wanted)} {name} were not filmed." if wanted else ""}
     try:
         with playback_env(env, min(env.num_envs, len(chosen)), pictures=True) as played:
             films = film_episodes(registry.load(policy), played, options, chosen, folder, fps=fps, device=device)
-    except (SimulatorError, DeadlineExceeded, RefusedInput) as error:
+    except (SimulatorError, DeadlineExceeded, RefusedInput, WorkerError) as error:
         return {
             "of": of,
             "episodes": [],

@@ -75,6 +75,8 @@ def take_robustness(args: argparse.Namespace) -> RobustnessConfig:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise RefusedInput(f"{word!r}: {text!r} is not a value that YAML can read") from None
+        if value is None:
+            raise RefusedInput(f"{word!r} names nothing; give a name or a list, e.g. eval.perturb=[camera,light]")
         items = value if isinstance(value, list) else [value]
         names = {"perturb": KINDS, "splits": SPLITS, "severity": range(1, MAX_SEVERITY + 1)}.get(key, ())
         listed[key] = list(names) if items == [ALL] and names else items

@@ -155,10 +155,9 @@ def test_environments_that_the_expert_cannot_play_are_refused(values, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_a_task_without_expert_is_refused_where_it_is_made():
-    config = expert_config({"id": "maniskill/RollBall-v1", "num_envs": 1, "processes": 0})
+def test_a_task_without_expert_is_refused_before_a_simulator_starts():
     with pytest.raises(ConfigurationError, match="no scripted expert for maniskill/RollBall-v1"):
-        make_expert_env(config)
+        expert_config({"id": "maniskill/RollBall-v1", "num_envs": 1, "processes": 0})
 
 
 LIBERO = {"id": "libero/libero_object", "cameras": [], "mode": "fast"}
@@ -217,3 +216,40 @@ def test_refusals_name_the_reason_and_exit_with_2(words, said, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["maniskill/NoSuch-v1"], "There is no scripted expert for maniskill/NoSuch-v1"),
+        (["maniskill/PickCube-v1", "env.control_mode=pd_ee_delta_pos"], "turns the hand"),
+        (["maniskill/PushCube-v1", "--preview", "-1"], "--preview is -1"),
+        (["maniskill/PushCube-v1", "-n", "0"], "episodes is 0"),
+        (["maniskill/PushCube-v1", "--noise", "nan"], "noise is nan"),
+    ],
+)
+def test_what_has_no_expert_is_refused_before_a_folder_is_made(tmp_path, capsys, words, said):
+    assert main(["demos", *words, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_another_environment_is_refused_and_left_alone(tmp_path, capsys, pendulum):
+    play(tmp_path, episodes=1, **pendulum)
+    (tmp_path / "log.txt").unlink()
+    assert main(["demos", "maniskill/PushCube-v1", "--out", str(tmp_path)]) == 2
+    assert "holds a dataset of gym/Pendulum-v1, not of maniskill/PushCube-v1" in capsys.readouterr().err
+    assert not (tmp_path / "log.txt").exists()
+
+
+def ignorant(config, batch):
+    """An expert that knows no task."""
+    expert = StateExpert(lambda state: torch.zeros(len(state), 1))
+    expert.advise = lambda shown, rows: (torch.zeros(len(rows), 1), torch.zeros(len(rows), dtype=torch.bool))
+    return expert
+
+
+def test_an_environment_none_of_whose_tasks_has_an_expert_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(experts._KINDS, "gym", experts.ExpertKind(f"{__name__}:ignorant", {}, (0,)))
+    with pytest.raises(ConfigurationError, match="no scripted expert for any of the 1 tasks"):
+        play(tmp_path, PENDULUM, episodes=2)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import policies
+from embodied.commands import eval as eval_command
 from embodied.commands.common import env_overrides
 from embodied.commands.main import main
 from embodied.datasets import FolderDataset, open_dataset
@@ -20,11 +22,13 @@ from embodied.interaction.evaluate import evaluate_policy, results_record, weigh
 from embodied.interaction.playback import play, playback_env
 from embodied.interaction.recipe import EvaluationConfig
 from embodied.report import build_evaluation_page
+from envs import registry as env_registry
 from envs.gym import GymConfig
 from envs.registry import describe
 from envs.video import video_info
 from policies import registry
 from policies.api import Sampling
+from sim_assets.trained import CHECKPOINTS, bundled_checkpoints
 
 CARTPOLE = GymConfig(id="gym/CartPole-v1", num_envs=3, processes=0, episode_steps=12)
 SAMPLED = EvaluationConfig(episodes=7, seed=4, sampling=Sampling())
@@ -231,3 +235,56 @@ def test_failures_of_a_simulator_are_filmed_for_the_page(tmp_path, monkeypatch):
     for film in films:
         assert video_info(tmp_path / film["path"]).frames == 6
         assert film["path"] in page
+
+
+def test_a_policy_that_does_not_fit_is_refused_before_anything_starts_or_is_written(
+    saved, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(env_registry, "make", lambda *_: pytest.fail("a simulator was started"))
+    out = tmp_path / "out"
+    for words in (["eval", "--out", str(out / "results.json")], ["record", "--out", str(out)]):
+        assert main([words[0], str(saved), "gym/Pendulum-v1", *words[1:]]) == 2
+        assert "state_dim 4 (policy) against 3 (environment)" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_evaluation_that_fails_leaves_no_empty_results(saved, tmp_path, capsys, monkeypatch):
+    def refuse(*_):
+        raise RefusedInput("no simulator today")
+
+    monkeypatch.setattr(env_registry, "make", refuse)
+    out = tmp_path / "results.json"
+    words = ["eval", str(saved), "gym/CartPole-v1", "env.processes=0", "--out", str(out)]
+    assert main(words) == 2
+    assert not out.exists()
+    out.write_text("of earlier")
+    assert main(words) == 2
+    assert out.read_text() == "of earlier"
+
+
+def test_environments_that_slots_do_not_divide_are_refused_instead_of_left_out(saved, capsys):
+    assert main(["eval", str(saved), "gym/CartPole-v1", "env.num_envs=3", "env.slots=2"]) == 2
+    assert "num_envs=3 is not divisible by slots=2" in capsys.readouterr().err
+
+
+def test_results_of_a_policy_that_ships_are_not_written_into_the_package():
+    ships = CHECKPOINTS / bundled_checkpoints()[0]
+    assert eval_command._home(None, ships) == Path("runs/evaluations") / ships.name
+    assert eval_command._home(None, Path("/tmp/mine")) == Path("/tmp/mine")
+    assert eval_command._home(Path("/tmp/run"), ships) == Path("/tmp/run")
+
+
+def test_a_folder_for_videos_that_cannot_be_is_refused(saved, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["record", str(saved), "gym/CartPole-v1", "--out", str(tmp_path / "file")]) == 2
+    assert "choose another with --out" in capsys.readouterr().err
+
+
+def test_earlier_films_go_and_files_of_others_stay(saved, evaluated, tmp_path):
+    folder = tmp_path / "results_films"
+    folder.mkdir()
+    (folder / "old.mp4").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    chosen = {"of": "successes", "every": 1, "most": 0, "fps": 5, "device": "cpu"}
+    outcome_films.film_outcomes(evaluated[0], saved, CARTPOLE, SAMPLED, folder, **chosen)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]

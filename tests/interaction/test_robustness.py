@@ -56,6 +56,8 @@ def test_what_cannot_be_is_refused(word, said):
         asked(word)
     with pytest.raises(RefusedInput, match="YAML"):
         asked("eval.perturb=[camera")
+    with pytest.raises(RefusedInput, match="names nothing"):
+        asked("eval.perturb=")
 
 
 def test_perturbations_come_one_at_a_time_on_top_of_what_the_environment_has():

@@ -242,3 +242,55 @@ def test_maniskills_entries_are_maniskills_own():
         for identifier in task.asset_download_ids or ():
             name = "maniskill-" + identifier.lower().replace("_", "-")
             assert f"maniskill/{uid}" in ours[name].needed_by, (uid, name)
+
+
+def test_what_remains_of_a_cache_is_not_taken_for_the_asset(served):
+    folder, address = served
+    data = zipped({"cups/a.obj": "a"})
+    (folder / "cups.zip").write_bytes(data)
+    asset = asset_of(f"{address}/cups.zip", data)
+    asset.folder.mkdir(parents=True)
+    assert locate(asset) is None
+    assert fetch(asset).how == "cache"
+    assert (asset.folder / "a.obj").read_text() == "a"
+
+
+def test_a_zip_archive_with_damaged_content_installs_nothing(tmp_path):
+    data = bytearray(zipped({"cups/a.obj": "a" * 100}))
+    data[40] ^= 0xFF
+    (tmp_path / "cups.zip").write_bytes(data)
+    asset = asset_of("http://nowhere/cups.zip", bytes(data))
+    with pytest.raises(AssetError, match="no zip archive that can be unpacked"):
+        fetch(asset, tmp_path / "cups.zip")
+    assert locate(asset) is None
+    assert list(asset.folder.parent.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    given = tmp_path / "own"
+    given.mkdir()
+    (given / "a.obj").write_text("a")
+    asset = asset_of("http://nowhere/cups.zip", b"")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copytree", full)
+    with pytest.raises(AssetError, match=r"could not be put in place: .*No space left.*Make room"):
+        fetch(asset, given)
+    monkeypatch.undo()
+    monkeypatch.setenv("EMBODIED_ASSETS", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    (tmp_path / "cache" / ".embodied").write_text("a file where records go")
+    with pytest.raises(AssetError, match="is in place, but the record"):
+        fetch(asset, given)
+
+
+def test_a_variable_that_names_no_folder_spoils_its_own_asset_alone(capsys, monkeypatch):
+    monkeypatch.setenv(LIBERO.variable, "/nowhere")
+    assert main(["assets", "list", "--json", "libero", "math_tiny"]) == 0
+    libero, tiny = json.loads(capsys.readouterr().out)
+    assert (libero["here"], tiny["here"]) == (None, "bundled")
+    assert "/nowhere" in libero["problem"]
+    assert main(["assets", "where", "libero"]) == 2
+    assert "/nowhere" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from embodied.commands.main import main
 from embodied.system.checks import State, shared_memory
 from embodied.system.drawing import draw
 from embodied.system.frames import SIZE, Simulator
@@ -64,7 +65,22 @@ def test_simulator_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -> Non
     finding = draw(Simulator.MANISKILL, "cpu", tmp_path, deadline=0.3)
     assert finding.state is State.FAILED
     assert finding.detail == "no picture within 0.3 s"
-    assert finding.mend
+    assert finding.mend == "embodied doctor --deadline 0.6"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--deadline", "0", "above 0"),
+        ("--deadline", "-3", "above 0"),
+        ("--deadline", "nan", "above 0"),
+        ("--out", __file__, "no folder for pictures"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(option: str, value: str, said: str, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", option, value]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_reason_of_a_failed_drawing_is_the_simulators_own(tmp_path: Path) -> None:

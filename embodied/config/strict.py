@@ -22,8 +22,14 @@ _TYPES = ("bool", "int", "float", "str")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def config(cls: type[T]) -> type[T]:
-    """Class decorator: a keyword-only frozen dataclass with strict validation; `__post_init__` may refuse too."""
-    options = pydantic.ConfigDict(extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=False)
+    """Class decorator: a keyword-only frozen dataclass with strict validation; `__post_init__` may refuse too.
+
+    Numbers are finite: NaN passes every comparison that a check is likely to make. A field that may be infinite is an
+    `Annotated[float, pydantic.AllowInfNan(True)]`.
+    """
+    options = pydantic.ConfigDict(
+        extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=False, allow_inf_nan=False
+    )
     return pydantic_dataclass(frozen=True, kw_only=True, config=options)(cls)
 
 
@@ -55,6 +61,8 @@ def _describe(record: type, fault: dict[str, Any], at: str) -> str:
     if kind == "value_error" and isinstance(fault.get("ctx", {}).get("error"), Exception):
         where = f"{key}: " if key else ""
         return f"{where}{fault['ctx']['error']}"
+    if kind == "finite_number":
+        return f"{key} is {fault['input']}; it must be a finite number."
     if kind in ("literal_error", "enum"):
         expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         return f"Configuration key {key!r} is {fault['input']!r}. " + suggest(fault["input"], expected)

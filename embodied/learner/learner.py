@@ -60,7 +60,9 @@ class LearnerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be a finite number above 0")
-        for name in ("warmup_steps", "decay_steps"):
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas is {self.betas}; expected two numbers of at least 0 and below 1")
+        for name in ("warmup_steps", "decay_steps", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it cannot be negative")
         if not 0 <= self.decay_to <= 1:

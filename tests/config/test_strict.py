@@ -4,6 +4,7 @@ import pytest
 
 from embodied.config import config, parse
 from embodied.errors import ConfigurationError
+from embodied.scheduler.planner.profile import NodeGroup
 
 
 @config
@@ -53,3 +54,12 @@ def test_every_fault_is_listed_at_once():
     with pytest.raises(ConfigurationError) as caught:
         parse(Outer, {"name": 1, "mode": "slow", "extra": 2})
     assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_are_finite_unless_a_field_says_otherwise(value):
+    with pytest.raises(ConfigurationError, match=rf"x\.inner\.rate is {value}; it must be a finite number"):
+        parse(Outer, {"name": "a", "inner": {"rate": value}}, at="x")
+    with pytest.raises(ValueError, match="finite"):
+        Inner(rate=value)
+    assert NodeGroup().host_memory_bytes == float("inf")

@@ -11,7 +11,9 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import pydantic
 
 from embodied.config import config, parse
 from embodied.errors import ConfigurationError, suggest
@@ -35,7 +37,7 @@ class NodeGroup:
     accelerators_per_node: int = 0
     cores_per_node: int = 1
     accelerator_memory_bytes: float = 0.0
-    host_memory_bytes: float = math.inf
+    host_memory_bytes: Annotated[float, pydantic.AllowInfNan(True)] = math.inf
     speed: float = 1.0
 
     def __post_init__(self) -> None:

@@ -29,9 +29,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
-    """The model with fresh weights."""
-    config = LlamaConfig(
+def tiny_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """The model's sizes."""
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=160,
         intermediate_size=448,
@@ -47,6 +47,10 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCaus
         eos_token_id=tokenizer.eos_token_id,
         attention_dropout=0.0,
     )
+
+
+def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
+    """The model with fresh weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        return LlamaForCausalLM(tiny_config(tokenizer))

@@ -18,7 +18,7 @@ BOXED = "Please reason step by step, and put your final answer within \\boxed{}.
 @config
 class PromptConfig:
     """format: `chat` renders the conversation with the tokenizer's chat template, `template` fills in `template`.
-    template: text with `{problem}` where the question goes; for format `template`.
+    template: text with `{problem}` where the question goes, other braces doubled; for format `template`.
     system: a first message of the system; for format `chat`. instruction: added below the question, "" adds nothing.
     opening: text that the model's turn begins with, e.g. "<think>\\n"; it is part of the prompt, not of the response.
     """
@@ -30,9 +30,12 @@ class PromptConfig:
     opening: str = ""
 
     def __post_init__(self) -> None:
-        fields = [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
-        if fields != ["problem"]:
-            raise ValueError(f"template {self.template!r} must have {{problem}} in it once, and no other field")
+        fields = [field[1:] for field in string.Formatter().parse(self.template) if field[1] is not None]
+        if fields != [("problem", "", None)]:
+            raise ValueError(
+                f"template {self.template!r} must have {{problem}} in it once, and no other field (write other braces "
+                "twice, as in \\boxed{{}})"
+            )
         if self.format == "template" and self.system:
             raise ValueError("system is for format=chat; write it into the template instead")
 
@@ -57,7 +60,7 @@ class Prompter:
         options = self.options
         question = f"{problem.text}\n{options.instruction}" if options.instruction else problem.text
         if options.format == "template":
-            return options.template.replace("{problem}", question) + options.opening
+            return options.template.format(problem=question) + options.opening
         turns = [{"role": m.role, "content": m.content} for m in problem.messages[:-1]]
         turns.append({"role": problem.messages[-1].role, "content": question})
         if options.system:

@@ -10,9 +10,10 @@ import csv
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from embodied.errors import AssetError, ConfigurationError, suggest
 from reasoning.problems.config import ColumnsConfig
@@ -21,6 +22,7 @@ from reasoning.rewards.extraction import last_boxed
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LONGEST_FIELD = 1 << 30  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,8 @@ def find_files(source: str, split: str = "") -> list[Path]:
 
     Raises AssetError when there is none, or when a hub data set cannot be fetched.
     """
+    if not source.removeprefix("hub:").strip():
+        raise AssetError(f"{source!r} names no problems; give a file, a folder or hub:OWNER/NAME")
     path = _download(source.removeprefix("hub:"), split) if source.startswith("hub:") else Path(source).expanduser()
     if path.is_file():
         if path.suffix not in SUFFIXES:
@@ -77,7 +81,7 @@ def _download(name: str, split: str) -> Path:
         raise AssetError(
             f"the data set {name!r} could not be fetched from the hub ({type(error).__name__}). "
             "Without a network, point to a folder that holds its files."
-        ) from error
+        ) from None
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
@@ -89,9 +93,10 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         yield from _parquet_rows(path)
         return
     try:
-        with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else None) as file:
+        # utf-8-sig: programs of Windows put a mark before the first character
+        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             if path.suffix == ".csv":
-                yield from enumerate(csv.DictReader(file), start=1)
+                yield from _csv_rows(path, file)
                 return
             if path.suffix == ".json":
                 yield from _json_rows(path, file.read())
@@ -100,7 +105,18 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
                 if line.strip():
                     yield number, _json_row(path, number, line)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AssetError(f"{path} cannot be read: {error}") from error
+        raise AssetError(f"{path} cannot be read: {error}") from None
+
+
+def _csv_rows(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    csv.field_size_limit(_LONGEST_FIELD)  # of the whole process; its default is too short for long solutions
+    reader = csv.DictReader(file)
+    for number, row in enumerate(reader, start=1):
+        if None in row:
+            more = f"{len(reader.fieldnames or ()) + len(row[None])} values for {len(reader.fieldnames or ())} columns"
+            yield number, BadRow(str(path), number, "", f"{more}; text with commas must be in quotes")
+        else:
+            yield number, row
 
 
 def _json_row(path: Path, number: int, line: str) -> dict[str, Any] | BadRow:
@@ -108,13 +124,16 @@ def _json_row(path: Path, number: int, line: str) -> dict[str, Any] | BadRow:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         return BadRow(str(path), number, "", f"not valid JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or nesting without end
+        return BadRow(str(path), number, "", f"JSON that cannot be read: {error}")
     return row if isinstance(row, dict) else BadRow(str(path), number, "", f"a {type(row).__name__}, not an object")
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
     """A .json file: one array of objects, or one object a line."""
     if not text.lstrip().startswith("["):
-        for number, line in enumerate(text.splitlines(), start=1):
+        # not splitlines: that also parts at separators which may stand inside a JSON text
+        for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 yield number, _json_row(path, number, line)
         return
@@ -122,6 +141,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any] | Ba
         rows = json.loads(text)
     except json.JSONDecodeError as error:
         raise AssetError(f"{path} is not valid JSON: {error.msg} at line {error.lineno}") from None
+    except (ValueError, RecursionError) as error:
+        raise AssetError(f"{path} cannot be read: {error}") from None
     for number, row in enumerate(rows, start=1):
         is_row = isinstance(row, dict)
         yield number, row if is_row else BadRow(str(path), number, "", f"a {type(row).__name__}, not an object")
@@ -138,7 +159,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 number += 1
                 yield number, row
     except (OSError, ArrowException) as error:
-        raise AssetError(f"{path} cannot be read as Parquet: {error}") from error
+        raise AssetError(f"{path} cannot be read as Parquet: {error}") from None
 
 
 def read_problems(path: Path, columns: ColumnsConfig) -> Iterator[Problem | BadRow]:
@@ -212,9 +233,13 @@ def _problem(row: Mapping[str, Any], columns: ColumnsConfig, origin: str) -> Pro
 def _text(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _Unusable(column, f"expected text, found {_kind(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _Unusable(column, f"the number {value}")
     text = str(value).strip()
     if not text:
         raise _Unusable(column, "empty")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise _Unusable(column, "half of a character (a lone surrogate), which no tokenizer reads")
     return text
 
 

@@ -49,10 +49,9 @@ def load_problems(options: ProblemsConfig, prompt_tokens: Callable[[Problem], in
     """
     problems, bad = _gather(options)
     if bad and options.bad_rows == "refuse":
-        shown = "\n".join(f"  {row}" for row in bad[:_SHOWN])
-        more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         raise AssetError(
-            f"{len(bad)} rows cannot be used:\n{shown}{more}\nMend them, or leave them out with problems.bad_rows=skip."
+            f"{len(bad)} rows cannot be used:\n{_listed(bad)}\n"
+            "Mend them, or leave them out with problems.bad_rows=skip."
         )
     duplicates: list[Problem] = []
     contradictions: list[tuple[str, str]] = []
@@ -78,9 +77,16 @@ def load_problems(options: ProblemsConfig, prompt_tokens: Callable[[Problem], in
         problems = [p for p, length in zip(problems, lengths, strict=True) if length <= limit]
         lengths = [length for length in lengths if length <= limit]
     if not problems:
-        reason = "all prompts are longer than max_prompt_tokens" if too_long else "every row was unusable, or none came"
+        reason = "all prompts are longer than max_prompt_tokens" if too_long else "there are no rows"
+        if bad:
+            reason = f"{len(bad)} rows cannot be used:\n{_listed(bad)}"
         raise AssetError(f"no problems are left: {reason}")
     return Loaded(problems, bad, dropped, contradictions, too_long, lengths)
+
+
+def _listed(bad: list[BadRow]) -> str:
+    shown = "\n".join(f"  {row}" for row in bad[:_SHOWN])
+    return shown + (f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else "")
 
 
 def _gather(options: ProblemsConfig) -> tuple[list[Problem], list[BadRow]]:

@@ -17,12 +17,14 @@ import torch
 from embodied.config import config
 from embodied.errors import ConfigurationError
 
+_LOWEST_TEMPERATURE = 1e-6  # logits divided by it stay far from the end of float32
+
 
 @config
 class Sampling:
     """How tokens are drawn.
 
-    decode: `sample` draws, `greedy` takes the likeliest. temperature: divides the logits.
+    decode: `sample` draws, `greedy` takes the likeliest. temperature: divides the logits; at least 0.000001.
     top_k: draw among the so many likeliest; None takes all. top_p: then among the likeliest that together have this
     probability. max_new_tokens: of a response, its end of sequence included. stop: texts that end a response.
 
@@ -38,8 +40,11 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (decode=greedy draws nothing)")
+        if self.temperature < _LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be at least {_LOWEST_TEMPERATURE:g} (decode=greedy draws "
+                "nothing)"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         for name in ("top_k", "max_new_tokens"):

@@ -83,7 +83,7 @@ class NativeEngine(SteppingEngine):
         version: int = 0,
         timed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        super().__init__(timed)
+        super().__init__(timed, slots)
         self.version = version
         self._decoder = Decoder(
             model,

@@ -8,13 +8,19 @@ import collections
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager
 
+from embodied.errors import ConfigurationError
 from reasoning.generation.api import Engine, Request, Response
 
 
 class SteppingEngine(Engine):
-    """timed: what every step of the model runs in, for whoever records times."""
+    """timed: what every step of the model runs in, for whoever records times. slots: responses generated at once.
 
-    def __init__(self, timed: Callable[[], AbstractContextManager[None]]) -> None:
+    Raises ConfigurationError for less than one slot, in which no request would ever end.
+    """
+
+    def __init__(self, timed: Callable[[], AbstractContextManager[None]], slots: int) -> None:
+        if slots < 1:
+            raise ConfigurationError(f"slots is {slots}; an engine needs at least 1")
         self._timed = timed
         self._paused = False
         self._changed = asyncio.Event()

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'embodied-rl[vllm]'"
 
 
+def require_vllm() -> None:
+    """Raise ConfigurationError when vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigurationError(
+            f"the engine vllm needs vLLM, which is not installed: {INSTALL}, or use rollout.engine.kind=native"
+        )
+
+
 @dataclasses.dataclass(eq=False)
 class _Row:
     """A request under way. key: its name inside vLLM, different for every row there ever was."""
@@ -85,17 +93,14 @@ class VllmEngine(SteppingEngine):
         eager: bool = False,
         timed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        if importlib.util.find_spec("vllm") is None:
-            raise ConfigurationError(
-                f"the engine vllm needs vLLM, which is not installed: {INSTALL}, or use rollout.engine.kind=native"
-            )
+        require_vllm()
         limit = model.config.max_position_embeddings
         if capacity > limit:
             raise ConfigurationError(
                 f"sequences of {capacity} tokens are wanted, but this model was made for at most {limit}; "
                 "lower max_new_tokens or the engine's capacity"
             )
-        super().__init__(timed)
+        super().__init__(timed, slots)
         self.version = version
         self._capacity = capacity
         self._eos = sorted(set(eos))

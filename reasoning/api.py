@@ -49,6 +49,8 @@ def train(
 
     Raises ConfigurationError before anything starts if the recipe cannot be, and EmbodiedError on failure.
     """
+    if isinstance(overrides, str):
+        raise ConfigurationError(f"overrides is the text {overrides!r}; expected a list of them: [{overrides!r}]")
     parsed = parse_recipe(find_recipe(recipe).stem, compose_recipe(recipe, list(overrides)))
     workload = ReasoningWorkload(parsed, _problems(problems), reward)
     return _run(workload, new_folder(workload), " ".join(["reasoning train", recipe, *overrides]), resume=False)
@@ -81,6 +83,8 @@ def _problems(given: Given | None) -> list[Problem] | None:
             raise ConfigurationError(
                 f"problems[{index}] is {entry!r}; expected a Problem, or a pair (question, answer) of texts"
             )
+        if not found[-1].text.strip() or not all(answer.strip() for answer in found[-1].answers):
+            raise ConfigurationError(f"problems[{index}] is {entry!r}; neither question nor answer may be empty")
     if len(found) < 2:
         raise ConfigurationError(f"{len(found)} problems are given; at least 2 are needed, of which one is held out")
     return found

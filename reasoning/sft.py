@@ -60,6 +60,11 @@ class SFTConfig:
         for name in ("steps", "batch", "evaluate_every", "max_new_tokens", "row_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.lr <= 0 or self.warmup < 0 or self.weight_decay < 0 or self.grad_clip <= 0:
+            raise ValueError(
+                f"lr is {self.lr}, warmup {self.warmup}, weight_decay {self.weight_decay}, grad_clip {self.grad_clip}; "
+                "expected lr and grad_clip above 0, the others at least 0"
+            )
         if self.until is not None and not 0 < self.until <= 1:
             raise ValueError(f"until is {self.until}; it is a share of problems, above 0 and at most 1")
 
@@ -149,12 +154,19 @@ class HeldOut:
         return sum(result.right for result in results) / len(results)
 
 
+def require_solutions(problems: Sequence[Problem]) -> None:
+    """Raise AssetError for a problem without a worked solution."""
+    for problem in problems:
+        if problem.solution is None:
+            raise AssetError(
+                f"problem {problem.origin} has no worked solution to fit to. Name its column (--solution), or use a "
+                "family that has them: arithmetic, linear_equation."
+            )
+
+
 def _example(problem: Problem, prompter: Prompter, longest: int) -> _Example:
-    if problem.solution is None:
-        raise AssetError(
-            f"problem {problem.origin} has no worked solution to fit to. Name its column (columns.solution), or use a "
-            "family that has them: arithmetic, linear_equation."
-        )
+    require_solutions([problem])
+    assert problem.solution is not None
     prompt = prompter.tokens(problem)
     solution = prompter.tokenizer.encode(problem.solution, add_special_tokens=False)
     end = prompter.tokenizer.eos_token_id

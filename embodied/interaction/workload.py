@@ -24,6 +24,7 @@ from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner.profile import FlowProfile
 from embodied.training.progress import Progress
 from embodied.training.workload import Farewell, Outcome, Workload
+from policies.vla.attention import require_flash
 
 
 class EmbodiedWorkload(Workload):
@@ -75,6 +76,11 @@ class EmbodiedWorkload(Workload):
     def ahead(self) -> int:
         """See Workload."""
         return self.recipe.algorithm.max_staleness
+
+    def admit(self) -> None:
+        """See Workload; of what a policy needs, only this package is not part of the project's own."""
+        if getattr(self.recipe.policy, "attention", None) == "flash":
+            require_flash(self.recipe.policy.precision)
 
     def prepare(self) -> str:
         """See Workload."""

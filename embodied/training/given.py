@@ -21,7 +21,10 @@ def check_given(folder: Path, names: Collection[str], program: str) -> None:
     """Raise RefusedInput unless exactly what the run was started with is given again. program: whose package `resume`
     it can be given to."""
     path = folder / _NOTE
-    noted = {name for name, there in json.loads(path.read_text()).items() if there} if path.is_file() else set()
+    try:
+        noted = {name for name, there in json.loads(path.read_text()).items() if there} if path.is_file() else set()
+    except (OSError, ValueError, AttributeError) as error:
+        raise RefusedInput(f"{path} does not say what the run was given from Python, as it should: {error}") from None
     wrong = sorted(noted ^ set(names))
     if wrong:
         verb = "had" if wrong[0] in noted else "had not"

@@ -36,6 +36,7 @@ from embodied.training.workload import Outcome, Workload
 def new_folder(workload: Workload) -> RunFolder:
     """A folder for a run that can be carried out. Raises RefusedInput if it cannot, before there is one."""
     check_plan(workload)
+    workload.admit()
     run = workload.recipe.run
     return create_run_folder(Path(run.root), workload.recipe.name, Path(run.folder) if run.folder else None)
 
@@ -48,6 +49,7 @@ def started_with(workload: Workload, folder: RunFolder) -> str:
         raise RefusedInput(f"{folder.path} has no complete checkpoint to go on from; start again: {again}")
     if not folder.plan.is_file():
         raise RefusedInput(f"{folder.path} has no plan.json; without it the run cannot go on as it was")
+    workload.admit()
     try:
         return str(folder.read_result().get("command", again))
     except json.JSONDecodeError:

@@ -78,6 +78,10 @@ class Workload(abc.ABC):
 
     # -- a run
 
+    def admit(self) -> None:  # noqa: B027  (most have nothing to refuse)
+        """Refuse what this machine cannot run or read: missing packages, models, data. Called before there is a run
+        folder, and before a run goes on; a recipe is looked at without it. Raises RefusedInput."""
+
     @property
     @abc.abstractmethod
     def per_iteration(self) -> int:

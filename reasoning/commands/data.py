@@ -62,6 +62,8 @@ def problems_config(args: argparse.Namespace, **changes: Any) -> Any:
         columns = {"prompt": args.prompt, "answer": args.answer, "answer_form": args.answer_form}
         columns["wrong_choices"] = args.wrong_choices
         values |= {"files": [args.data], "split": args.split, "columns": columns}
+        if args.family_options:
+            raise RefusedInput(f"--family-options are for data family:NAME; {args.data} has none")
     return parse(ProblemsConfig, values)
 
 
@@ -69,7 +71,10 @@ def _key_value(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise RefusedInput(f"the option {text!r} is not of the form key=value, e.g. largest=20")
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise RefusedInput(f"the value of the option {text!r} cannot be read, e.g. terms=[3,3] largest=20") from None
 
 
 def run(args: argparse.Namespace) -> int:

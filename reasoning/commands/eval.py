@@ -12,6 +12,7 @@ from typing import Any
 
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, ConfigurationError, RefusedInput, suggest
+from embodied.runs.files import require_writable
 from reasoning.commands.data import add_data_arguments, problems_config
 
 _PACKAGES = ("torch", "transformers", "math-verify", "reasoning-gym")
@@ -43,8 +44,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end a response")
     parser.add_argument("--seed", type=int, help="of the draws")
     parser.add_argument("--format", choices=("chat", "template"), help="default: chat if the tokenizer has a template")
-    parser.add_argument("--template", default="{problem}\n", help="for --format template, with {problem} in it")
-    parser.add_argument("--system", default="", help="a system message, for --format chat")
+    parser.add_argument(
+        "--template", help="text with {problem} in it, instead of a chat (default: {problem} and a line end)"
+    )
+    parser.add_argument("--system", help="a system message, for --format chat")
     parser.add_argument("--instruction", help="added below each question")
     parser.add_argument("--slots", type=int, default=32, help="responses generated at once (default 32)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -65,9 +68,13 @@ def run(args: argparse.Namespace) -> int:
     from reasoning.models.loading import end_tokens, load_model, load_tokenizer, without_progress_bars
     from reasoning.problems import load_problems
     from reasoning.prompts import Prompter
-    from reasoning.rewards.reward import RewardConfig, RewardFunction, TermConfig
+    from reasoning.rewards.graders import check_problem
+    from reasoning.rewards.reward import RewardConfig, RewardFunction, TermConfig, check_reward
 
     without_progress_bars()
+    for name in ("slots", "processes"):
+        if getattr(args, name) < 1:
+            raise RefusedInput(f"--{name} is {getattr(args, name)}; it must be at least 1")
     protocol = _protocol(args.protocol)
     trained = _of_run(args)
     source = trained.model if trained else args.model
@@ -76,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     defaults = protocol.evaluation if protocol else trained.evaluation if trained else EvaluationConfig()
     evaluation = parse(EvaluationConfig, _evaluation_values(args, dataclasses.asdict(defaults)))
     tokenizer = load_tokenizer(source)
-    prompt = trained.prompt if trained and not protocol else _prompt(args, protocol, tokenizer)
+    prompt = _prompt(args, protocol, tokenizer, trained.prompt if trained and not protocol else None)
     prompter = Prompter(tokenizer, prompt)
     if trained and args.data is None and protocol is None:
         problems, said, data = list(trained.held_out), f"{len(trained.held_out)} held-out problems of the run", {}
@@ -84,6 +91,13 @@ def run(args: argparse.Namespace) -> int:
         data_options = _data(args, protocol)
         loaded = load_problems(data_options)
         problems, said, data = loaded.problems, loaded.summary(), dataclasses.asdict(data_options)
+    kind = args.reward or (protocol.reward if protocol else "" if trained else "math")
+    terms = (TermConfig(kind=kind),) if kind or trained is None else trained.terms
+    options = RewardConfig(terms=terms, processes=args.processes, ungraded="worst")
+    check_reward(options)
+    for term in terms:
+        for problem in problems:
+            check_problem(term.kind, problem)
     device = _device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
     model = load_model(source, dtype=dtype, device=device)
@@ -95,10 +109,9 @@ def run(args: argparse.Namespace) -> int:
         slots=min(args.slots, len(problems) * evaluation.attempts),
         capacity=longest + evaluation.sampling.max_new_tokens,
     )
-    kind = args.reward or (protocol.reward if protocol else "" if trained else "math")
-    terms = (TermConfig(kind=kind),) if kind or trained is None else trained.terms
-    options = RewardConfig(terms=terms, processes=args.processes, ungraded="worst")
+    out = args.out or _home(Path(args.model)) / "evaluation"
     with RewardFunction(options) as reward:
+        require_writable(out, "--out")
         print(said, file=sys.stderr)
         results = asyncio.run(evaluate(engine, prompter, problems, reward, evaluation, _progress))
     described = {
@@ -113,16 +126,27 @@ def run(args: argparse.Namespace) -> int:
         "versions": {name: version(name) for name in _PACKAGES},
     }
     found, shares = estimates(results), rates(results)
-    out = args.out or (Path(args.model) if Path(args.model).is_dir() else Path()) / "evaluation"
     _, page = write_results(out, described, results, found, shares)
     for name, e in found.items():
         print(f"{name:10} {e.value:7.2%}  (95 % interval {e.low:.2%} to {e.high:.2%}, {e.problems} problems)")
     print(
         f"truncated {shares['truncated']:.1%}, no answer {shares['no_answer']:.1%}, ungraded {shares['ungraded']:.1%}"
     )
+    if shares["ungraded"]:
+        first = next(t for result in results for t in result.tries if t.detail)
+        print(f"ungraded counts as wrong; the first: {first.outcome.value}, {first.detail}")
     print(f"tokens    {shares['tokens_mean']:.0f} on average, longest {shares['tokens_longest']:.0f}")
     print(f"every response: {relative(page)}")
     return EXIT_DONE
+
+
+def _home(model: Path) -> Path:
+    """Where results go unless said otherwise: the model's folder; of a run's checkpoint, whose files are accounted for,
+    the run's; the current one for models that are in no folder of the user's."""
+    store = next((parent for parent in model.resolve().parents if parent.name == "checkpoints"), None)
+    if store is not None and (store.parent / "config.yaml").is_file():
+        return store.parent
+    return model if model.is_dir() else Path()
 
 
 def _protocol(name: str | None) -> Any:
@@ -169,15 +193,21 @@ def _of_run(args: argparse.Namespace) -> _Trained | None:
     return _Trained(str(newest.folder / "policy"), held_out, recipe.prompt, recipe.reward.terms, evaluation)
 
 
-def _prompt(args: argparse.Namespace, protocol: Any, tokenizer: Any) -> Any:
-    """How problems are rendered, from what was typed and the protocol."""
+def _prompt(args: argparse.Namespace, protocol: Any, tokenizer: Any, trained: Any) -> Any:
+    """How problems are rendered: as in training, by the protocol or by default, changed by what was typed."""
     from embodied.config import parse
     from reasoning.prompts import PromptConfig
 
-    chat = args.format == "chat" or (args.format is None and getattr(tokenizer, "chat_template", None))
-    instruction = args.instruction if args.instruction is not None else (protocol.instruction if protocol else "")
-    values = {"format": "chat" if chat else "template", "template": args.template, "instruction": instruction}
-    return parse(PromptConfig, {**values, "system": args.system})
+    if args.template is not None and args.format == "chat":
+        raise RefusedInput("--template is written instead of a chat; leave one of --template and --format chat out")
+    if trained is not None:
+        values = dataclasses.asdict(trained)
+    else:
+        chat = getattr(tokenizer, "chat_template", None)
+        values = {"format": "chat" if chat else "template", "instruction": protocol.instruction if protocol else ""}
+    wanted = args.format or ("template" if args.template is not None else None)
+    typed = {"format": wanted, "template": args.template, "system": args.system, "instruction": args.instruction}
+    return parse(PromptConfig, values | {name: value for name, value in typed.items() if value is not None})
 
 
 def _evaluation_values(args: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +221,10 @@ def _evaluation_values(args: argparse.Namespace, values: dict[str, Any]) -> dict
     for key in ("attempts", "seed"):
         if getattr(args, key) is not None:
             values[key] = getattr(args, key)
+    if sampling["decode"] == "greedy":
+        for key in ("top_p", "top_k"):
+            if getattr(args, key) is not None:
+                raise RefusedInput(f"--{key.replace('_', '-')} is for drawing; give a --temperature too, e.g. 0.6")
     return values
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, RefusedInput
+from embodied.runs.files import require_writable
 from reasoning.commands.data import add_data_arguments, problems_config
 
 
@@ -49,22 +50,28 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from embodied.config import parse
+    from embodied.scheduler.options import resolve_device
     from reasoning.models.loading import open_model, open_tokenizer, without_progress_bars
     from reasoning.problems import load_problems
     from reasoning.prompts import PromptConfig, Prompter
     from reasoning.rewards.reward import RewardConfig, RewardFunction
-    from reasoning.sft import SFTConfig, fit
+    from reasoning.sft import SFTConfig, fit, require_solutions
 
     without_progress_bars()
-    if args.out.exists() and any(args.out.iterdir()):
+    if args.out.is_dir() and any(args.out.iterdir()):
         raise RefusedInput(f"--out {args.out} is not empty; name a new folder")
+    if args.held_out_size < 1:
+        raise RefusedInput(f"--held-out-size is {args.held_out_size}; it must be at least 1")
+    device = resolve_device(args.device)
     names = ("steps", "batch", "lr", "until", "evaluate_every", "max_new_tokens", "row_tokens", "precision", "seed")
     options = parse(SFTConfig, {name: getattr(args, name) for name in names})
     training, held_out = _problems(args, load_problems)
     tokenizer = open_tokenizer(args.model)
-    model = open_model(args.model, seed=args.seed, dtype=torch.float32, device=args.device)
+    model = open_model(args.model, seed=args.seed, dtype=torch.float32, device=device)
     chat = "chat" if getattr(tokenizer, "chat_template", None) else "template"
     prompter = Prompter(tokenizer, PromptConfig(format=chat))
+    require_solutions(training)
+    require_writable(args.out, "--out")
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters, {len(training)} problems")
     with RewardFunction(RewardConfig(processes=1)) as reward:
         history = fit(model, prompter, training, held_out, reward, options, _say)

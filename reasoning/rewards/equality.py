@@ -28,13 +28,15 @@ _FRACTION = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)")
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
 _RATIO = re.compile(r"[-+]?\d+/\d+")
+_MIXED = re.compile(r"([-+]?)(\d+) (\d+)/(\d+)")
 _NUMERIC_HEAD = re.compile(
-    r"[-+]?(?:\\frac\{-?\d+\}\{-?\d+\}|\d[\d,]*/\d+|\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+)", re.IGNORECASE
+    r"[-+]?(?:\\frac\{-?\d+\}\{-?\d+\}|\d+ \d+/\d+|\d[\d,]*/\d+|\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+)", re.IGNORECASE
 )
 _UNIT = re.compile(r"(?:[a-z]+\.?(?:\^\{?\d\}?)?(?:[/ ]|$))+", re.IGNORECASE)
 _UNIT_BEHIND = re.compile(r"(?<=[\d})])\s+[a-zA-Z]{2,}\.?(?:\s*\^\{?\d\}?)?$")
 # as algebra, a word would equal its anagrams
 _WORDS = re.compile(r"[a-zA-Z'-]{4,}(?:\s[a-zA-Z'-]+)*")
+_SHORT_WORDS = frozenset(("yes", "no", "odd", "all", "any", "one", "two", "six", "ten", "red"))
 _ASSIGNED = re.compile(r"^[a-zA-Z]\s*=\s*")
 # without a space before them, or as one letter, other words are algebra: 2ab, 3 x
 _TIGHT_UNITS = frozenset(
@@ -108,6 +110,9 @@ def _value(digits: str) -> Fraction | None:
             return Fraction(int(above), int(below)) * (-1 if sign else 1)
         if _RATIO.fullmatch(digits):
             return Fraction(digits)
+        if mixed := _MIXED.fullmatch(digits):
+            sign, whole, above, below = mixed.groups()
+            return (int(whole) + Fraction(int(above), int(below))) * (-1 if sign == "-" else 1)
         if _PLAIN.fullmatch(digits):
             exponent = digits.lower().partition("e")[2]
             # 10**(10**9) would not end
@@ -153,7 +158,7 @@ def same_answer(answer: str, right: str) -> bool:
     given, expected = read_number(clean(answer)), read_number(clean(right))
     if given is not None and expected is not None:
         return same_number(given, expected)
-    if _WORDS.fullmatch(clean(right)):
+    if _WORDS.fullmatch(clean(right)) or clean(right).casefold() in _SHORT_WORDS:
         return False
     return _same_expression(clean(answer), clean(right))
 

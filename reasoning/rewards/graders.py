@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -42,6 +43,10 @@ class NumericConfig:
     """tolerance: largest difference of numbers written with a decimal point; below 0.1, ten times it, relative."""
 
     tolerance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.tolerance < 0:
+            raise ValueError(f"tolerance is {self.tolerance}; it must be at least 0")
 
 
 def math_grader(options: NoOptions) -> Grader:
@@ -140,11 +145,40 @@ def build_grader(kind: str, options: dict[str, Any], *, at: str = "options") -> 
     """
     if ":" in kind:
         return wrap_function(import_function(kind), options)
+    check_grader(kind, options, at=at)
+    record, build = GRADERS[kind]
+    return build(parse(record, options, at=at))
+
+
+def check_grader(kind: str, options: dict[str, Any], *, at: str = "options") -> None:
+    """Raise ConfigurationError for an unknown name or wrong options; a user's function is not imported."""
+    if ":" in kind:
+        if not all(part.isidentifier() for part in kind.replace(".", ":").split(":")) or kind.count(":") > 1:
+            raise ConfigurationError(f"the reward {kind!r} is no import path; write package.module:function")
+        return
     if kind not in GRADERS:
         names = [*GRADERS, "package.module:function"]
         raise ConfigurationError(f"Unknown reward {kind!r}. " + suggest(kind, names, noun="rewards"))
-    record, build = GRADERS[kind]
-    return build(parse(record, options, at=at))
+    parse(GRADERS[kind][0], options, at=at)
+
+
+def check_problem(kind: str, problem: Problem) -> None:
+    """Raise ConfigurationError for a problem whose expected answers this grader cannot compare with anything: every
+    response would be wrong, or ungraded."""
+    expected, where = problem.answers, f"the reward {kind} does not suit problem {problem.origin}:"
+    if kind == "reasoning_gym" and "entry" not in problem.metadata:
+        raise ConfigurationError(f"{where} it is not of a reasoning-gym family; use the math reward")
+    if kind == "numeric":
+        for answer in expected:
+            if equality.read_number(equality.clean(answer)) is None:
+                raise ConfigurationError(f"{where} its answer {answer!r} is no number; use the math reward")
+    if kind == "multiple_choice":
+        for answer in expected:
+            if not re.fullmatch(r"[A-Za-z]", answer.strip("() .")):
+                raise ConfigurationError(
+                    f"{where} its answer {answer!r} is not the letter of a choice; name the columns of the wrong "
+                    "choices, or use the math reward"
+                )
 
 
 def import_function(path: str) -> Callable[..., Any]:
@@ -152,23 +186,38 @@ def import_function(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of the user's may raise anything while it is imported
         raise ConfigurationError(
-            f"the reward function {path!r} cannot be imported: {error}. Write package.module:function, and run where "
-            "Python finds the module (its folder on PYTHONPATH, or the current one)."
-        ) from error
+            f"the reward function {path!r} cannot be imported: {type(error).__name__}: {error}. Write "
+            "package.module:function, and run where Python finds the module (its folder on PYTHONPATH, or the current "
+            "one)."
+        ) from None
     if not callable(function):
         raise ConfigurationError(f"the reward {path!r} is a {type(function).__name__}, not a function")
     return function
 
 
 def wrap_function(function: Callable[..., Any], options: dict[str, Any]) -> Grader:
-    """A user's function as a grader; what it returns must be a finite number or a Grade."""
+    """A user's function as a grader; what it returns must be a finite number or a Grade.
+
+    Raises ConfigurationError for a function that cannot be called with (response, problem) and these options.
+    """
+    try:
+        inspect.signature(function).bind("", None, **options)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the reward function {getattr(function, '__qualname__', function)} cannot be called with (response, "
+            f"problem{''.join(f', {name}=...' for name in options)}): {error}"
+        ) from None
+    except ValueError:  # written in C: how it is called is not known
+        pass
 
     def grade(response: str, problem: Problem) -> Grade:
         value = function(response, problem, **options)
         result = value if isinstance(value, Grade) else None
         if result is None:
+            if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
+                raise TypeError(f"the reward function returned a {type(value).__name__}; expected a number or a Grade")
             found = extract_answer(response)
             result = Grade(float(value), found.text, found.how)
         if not math.isfinite(result.score):

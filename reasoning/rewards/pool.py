@@ -61,9 +61,18 @@ class GraderSpec:
     function: Callable[..., Any] | None = None
 
     def packed(self) -> tuple[str, bytes]:
-        """What is sent to a process. Functions go by value: a script's own need no import path."""
+        """What is sent to a process. Functions go by value: a script's own need no import path.
+
+        Raises ConfigurationError for one that cannot go.
+        """
         if self.function is not None:
-            return "function", cloudpickle.dumps((self.function, self.options))
+            try:
+                return "function", cloudpickle.dumps((self.function, self.options))
+            except (TypeError, pickle.PicklingError) as error:
+                raise ConfigurationError(
+                    f"the reward function cannot be sent to the grading processes: {error}. Let it refer to plain "
+                    "values only, or give it as package.module:function."
+                ) from None
         return self.kind, pickle.dumps(self.options)
 
 
@@ -92,7 +101,8 @@ class GradingPool:
         memory_gib: float = 2.0,
     ) -> None:
         self.deadline_seconds = deadline_seconds
-        self._setup = (list(sys.path), int(memory_gib * 2**30), [spec.packed() for spec in graders])
+        # a command's own path begins at the command: modules beside the user are looked for too
+        self._setup = ([*sys.path, os.getcwd()], int(memory_gib * 2**30), [spec.packed() for spec in graders])
         self._queue: queue.SimpleQueue[list[_Item] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._counts: collections.Counter[str] = collections.Counter()

@@ -67,6 +67,9 @@ def _build(connection: Connection, specs: list[tuple[str, bytes]]) -> list | Non
     except EmbodiedError as error:
         connection.send((REFUSED, str(error)))
         return None
+    except Exception as error:  # what a user's function refers to may be missing here, in any way
+        connection.send((REFUSED, f"the reward cannot be built in a grading process: {type(error).__name__}: {error}"))
+        return None
     if any(kind == "math" for kind, _ in specs):
         import math_verify  # noqa: F401  (a second that no answer's deadline should pay for)
     return graders

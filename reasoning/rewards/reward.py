@@ -11,10 +11,11 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from embodied.config import config, parse
+from embodied.errors import ConfigurationError
 from reasoning.problems.record import Problem
 from reasoning.rewards import shaping
 from reasoning.rewards.extraction import Found
-from reasoning.rewards.graders import build_grader
+from reasoning.rewards.graders import check_grader
 from reasoning.rewards.pool import GraderSpec, GradingPool, Outcome, Verdict
 
 
@@ -30,13 +31,17 @@ class TermConfig:
     worst: float = 0.0
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.best == self.worst:
+            raise ValueError(f"best and worst of the term {self.kind} are both {self.best}; it would say nothing")
+
 
 @config
 class RewardConfig:
     """terms: added up; the first decides what counts as right (a score of 1).
     ungraded: what becomes of a response that could not be graded (timeout, crash, error): `exclude` takes it out of
     training, `worst` gives it the term's worst value.
-    processes: that grade. deadline_seconds: for one answer. memory_gib: of one grading process.
+    processes: that grade. deadline_seconds: for one answer, at most an hour. memory_gib: of one grading process.
     """
 
     terms: tuple[TermConfig, ...] = (TermConfig(kind="math"),)
@@ -50,8 +55,9 @@ class RewardConfig:
             raise ValueError("terms is empty; a reward needs at least one")
         if self.terms[0].kind in ("format", "overlong"):
             raise ValueError(f"the first term is {self.terms[0].kind!r}; it must be one that looks at the answer")
-        if self.processes < 1 or self.deadline_seconds <= 0 or self.memory_gib <= 0:
-            raise ValueError("processes, deadline_seconds and memory_gib must be above 0")
+        for name, most in (("processes", 4096), ("deadline_seconds", 3600.0), ("memory_gib", 2.0**20)):
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most {most:g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +86,31 @@ class Reward:
     problem: str = ""
 
 
+def check_reward(options: RewardConfig, function: Callable[..., Any] | None = None, *, at: str = "reward") -> None:
+    """Raise ConfigurationError for a term that cannot be built, naming it; a user's function is not imported.
+
+    function: the user's own, instead of the first term.
+    """
+    for index, term in enumerate(options.terms):
+        where = f"{at}.terms[{index}].options"
+        if index == 0 and function is not None:
+            if not callable(function):
+                raise ConfigurationError(f"the reward is {function!r}; expected a function of (response, problem)")
+        elif term.kind in ("format", "overlong"):
+            _form(term, where)
+        else:
+            check_grader(term.kind, term.options, at=where)
+
+
+def try_functions(options: RewardConfig, function: Callable[..., Any] | None = None) -> None:
+    """Start one grading process if any term is a user's function, to see that it can be built there.
+
+    Raises ConfigurationError when it cannot.
+    """
+    if function is not None or any(":" in term.kind for term in options.terms):
+        RewardFunction(dataclasses.replace(options, processes=1), function).close()
+
+
 class RewardFunction:
     """Rewards attempts in grading processes; safe to use from any thread, and from coroutines.
 
@@ -92,6 +123,7 @@ class RewardFunction:
     """
 
     def __init__(self, options: RewardConfig, function: Callable[..., Any] | None = None) -> None:
+        check_reward(options, function)  # before a process is started
         self.options = options
         self._names = _names(options, function)
         self._forms: dict[int, Callable[[Attempt], float]] = {}
@@ -105,8 +137,6 @@ class RewardFunction:
             elif term.kind in ("format", "overlong"):
                 self._forms[index] = _form(term, at)
             else:
-                if ":" not in term.kind:
-                    build_grader(term.kind, term.options, at=at)  # refuse here, before a process is started
                 specs.append(GraderSpec(term.kind, term.options))
                 self._graders.append(index)
         self._pool = GradingPool(

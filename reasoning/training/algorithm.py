@@ -100,8 +100,10 @@ class AlgorithmConfig:
             raise ValueError(f"critic_warmup is {self.critic_warmup}, but advantage {self.advantage} has no critic")
         if self.kl == "k1" and self.kl_coefficient and self.kl_in == "loss":
             raise ValueError("kl: k1 has no gradient on average, so it regularises nothing in the loss; use k2 or k3")
-        if self.kl_coefficient < 0 or self.entropy_coefficient < 0:
-            raise ValueError("kl_coefficient and entropy_coefficient must be at least 0")
+        for name in ("kl_coefficient", "entropy_coefficient", "truncated_penalty"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        self.clip()  # which refuses what cannot be meant
 
     @property
     def needs_values(self) -> bool:

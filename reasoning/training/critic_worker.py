@@ -36,6 +36,12 @@ class CriticConfig:
     value_clip: float | None = None
     huber_delta: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("value_clip", "huber_delta"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be above 0, or null to switch it off")
+
 
 @dataclasses.dataclass(frozen=True)
 class CriticWorkerOptions:

@@ -10,18 +10,20 @@ from embodied.errors import AssetError
 from embodied.random import derive_seed
 from reasoning.models.loading import open_tokenizer
 from reasoning.problems import load_problems
-from reasoning.problems.record import Problem
+from reasoning.problems.record import Message, Problem
 from reasoning.prompts import Prompter
 from reasoning.training.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class ProblemSets:
-    """training, held_out: no question is in both. summary: what was loaded and left out, in words."""
+    """training, held_out: no question is in both. summary: what was loaded and left out, in words. longest: tokens of
+    the longest prompt."""
 
     training: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
     summary: str
+    longest: int = 0
 
 
 def gather(recipe: Recipe, given: Sequence[Problem] | None = None) -> ProblemSets:
@@ -32,8 +34,12 @@ def gather(recipe: Recipe, given: Sequence[Problem] | None = None) -> ProblemSet
     """
     prompter = Prompter(open_tokenizer(recipe.model.source), recipe.prompt)
 
+    lengths: dict[tuple[Message, ...], int] = {}
+
     def count(problem: Problem) -> int:
-        return len(prompter.tokens(problem))
+        if problem.messages not in lengths:
+            lengths[problem.messages] = len(prompter.tokens(problem))
+        return lengths[problem.messages]
 
     options, evaluation = recipe.problems, recipe.evaluation
     if given is not None:
@@ -58,4 +64,5 @@ def gather(recipe: Recipe, given: Sequence[Problem] | None = None) -> ProblemSet
         raise AssetError(
             f"{len(training)} problems are left to train on and {len(held_out)} to evaluate on; each needs at least one"
         )
-    return ProblemSets(tuple(training), tuple(held_out), f"{said}; {len(held_out)} held out")
+    longest = max(map(count, [*training, *held_out]))
+    return ProblemSets(tuple(training), tuple(held_out), f"{said}; {len(held_out)} held out", longest)

@@ -16,7 +16,7 @@ from reasoning.generation.api import Sampling
 from reasoning.generation.engines import EngineConfig
 from reasoning.problems.config import ProblemsConfig
 from reasoning.prompts import PromptConfig
-from reasoning.rewards.reward import RewardConfig
+from reasoning.rewards.reward import RewardConfig, check_reward
 from reasoning.training.algorithm import AlgorithmConfig
 from reasoning.training.critic_worker import CriticConfig
 from reasoning.training.pieces import LayoutConfig
@@ -216,6 +216,15 @@ def check(recipe: Recipe) -> None:
                 f"reward.terms[{index}].options.limit is {term.options['limit']}, but responses end at "
                 f"rollout.sampling.max_new_tokens={limit}; the penalty must end there too"
             )
+    try:
+        check_reward(recipe.reward)
+    except ConfigurationError as error:
+        faults.append(str(error))
+    if recipe.critic.source is not None and not algorithm.needs_values:
+        faults.append(
+            f"critic.source is given, but algorithm.advantage={algorithm.advantage} has no critic; remove it, or take "
+            "algorithm.advantage=gae"
+        )
     if recipe.model.reference is not None and not algorithm.needs_reference:
         faults.append("model.reference is given, but algorithm.kl_coefficient is 0, so nothing looks at it; remove it")
     refuse(recipe, faults)

@@ -19,8 +19,11 @@ from embodied.training.placement import named_plan
 from embodied.training.planning import check_suits
 from embodied.training.progress import Progress
 from embodied.training.workload import Farewell, Outcome, Workload
-from reasoning.models.loading import without_progress_bars
+from reasoning.generation.engines import require_engine
+from reasoning.models.loading import check_model, without_progress_bars
 from reasoning.problems.record import Problem
+from reasoning.rewards.reward import check_reward, try_functions
+from reasoning.training.admission import check_room, check_suited
 from reasoning.training.flow import reasoning_flow
 from reasoning.training.problems import ProblemSets, gather
 from reasoning.training.profiling import build_profile, measure
@@ -95,10 +98,27 @@ class ReasoningWorkload(Workload):
         rollouts."""
         return 0 if self.recipe.rollout.extra_prompts else self.recipe.algorithm.max_staleness
 
-    def prepare(self) -> str:
-        """Load the problems."""
+    def admit(self) -> None:
+        """See Workload: models, problems, rewards and the engine, without loading any weights."""
+        recipe = self.recipe
+        check_reward(recipe.reward, self.reward)
+        require_engine(recipe.rollout.engine)
         without_progress_bars()
-        self.sets = gather(self.recipe, self.problems)
+        model = check_model(recipe.model.source)
+        others = (recipe.model.reference, recipe.critic.source if recipe.algorithm.needs_values else None)
+        for source in others:
+            if source is not None:
+                check_model(source)
+        self.prepare()
+        check_room(recipe, model, self.sets)
+        check_suited(recipe, self.sets, own_reward=self.reward is not None)
+        try_functions(recipe.reward, self.reward)
+
+    def prepare(self) -> str:
+        """Load the problems, once."""
+        without_progress_bars()
+        if self.sets is _NO_PROBLEMS:
+            self.sets = gather(self.recipe, self.problems)
         return f"problems: {self.sets.summary}"
 
     def begin(self, folder: RunFolder, system: Launcher, screen: RunProgress) -> ReasoningRun:

@@ -29,3 +29,20 @@ def misbehave(response, problem):
     if response == "eat":
         return len(bytearray(4 << 30))
     return 1.0 if response == "good" else 0.0
+
+
+def one_argument(response):
+    return 1.0
+
+
+def always_raises(response, problem):
+    raise ValueError("never")
+
+
+def says_text(response, problem):
+    return "1.0"
+
+
+def hangs(response, problem):
+    while True:
+        time.sleep(0.01)

@@ -143,3 +143,20 @@ def test_a_constant_reward_is_explained():
         assert "1 were cut off at the length limit, 2 gave no answer, 1 answered wrongly" in text
         mixed = [attempt("2"), attempt("5")]
         assert warn(reward.score(mixed), mixed) is None
+
+
+def test_a_text_is_no_score_even_if_it_reads_like_one():
+    with GradingPool([GraderSpec("function", function=grading_functions.says_text)], processes=1) as pool:
+        (verdict,) = pool.grade([(0, "x", PROBLEM)])
+    assert verdict.outcome is Outcome.ERROR
+    assert "returned a str" in verdict.detail
+
+
+def test_a_function_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "reward_of_mine.py").write_text("def score(response, problem):\n    return 0.5\n")
+    (tmp_path / "broken_reward.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with RewardFunction(RewardConfig(terms=(TermConfig(kind="reward_of_mine:score"),), processes=1)) as reward:
+        assert reward.score([attempt("x")])[0].value == 0.5
+    with pytest.raises(ConfigurationError, match=r"cannot be imported: ZeroDivisionError"):
+        RewardFunction(RewardConfig(terms=(TermConfig(kind="broken_reward:score"),), processes=1))

@@ -25,6 +25,7 @@ from embodied.config import config as config_record
 from embodied.errors import ConfigurationError, SimulatorError, suggest
 from envs.api import ActionSpec, Assignments, Bounds, CameraSpec, EnvConfig, EnvSpec, Observation
 from envs.batch import BatchEnv, BatchStep
+from envs.rendering import egl
 
 logger = logging.getLogger("envs.gym")
 
@@ -91,6 +92,7 @@ class GymBatchEnv(BatchEnv):
         # the usual case, plain vectors, is stored in one go
         self._flat_state = self._state.reshape(-1) if self._flatten is None and not self._is_image else None
         self._instruction_ids = torch.zeros(num_envs, dtype=torch.int64)
+        self._draws_with_mujoco = hasattr(env.unwrapped, "mujoco_renderer")
         self._success_key = _success_key(config.id, env)
         self._no_success = torch.zeros(num_envs, dtype=torch.bool)
         self.spec = EnvSpec(
@@ -151,6 +153,9 @@ class GymBatchEnv(BatchEnv):
 
     def render(self, rows: torch.Tensor) -> torch.Tensor:
         pictures = []
+        if self._draws_with_mujoco:
+            # MuJoCo looks for a screen unless told otherwise, and without one takes the process down
+            egl.prepare_mujoco()
         for row in rows.tolist():
             env = self._envs[row]
             if env.render_mode != "rgb_array":
@@ -159,8 +164,15 @@ class GymBatchEnv(BatchEnv):
                 with _without_screen():
                     picture = env.render()
             except (gymnasium.error.Error, ImportError) as error:
-                raise SimulatorError(f"{self.spec.id} cannot be rendered here: {error}") from error
+                raise SimulatorError(f"{self.spec.id} cannot be rendered here: {error}") from None
+            except Exception as error:  # foreign code, and drivers below it
+                raise SimulatorError(
+                    f"{self.spec.id} cannot be rendered here: {type(error).__name__}: {error}"
+                ) from error
             pictures.append(torch.from_numpy(np.array(picture, dtype=np.uint8)))
+        if self._draws_with_mujoco:
+            egl.silence_exit()  # its contexts exist from the first picture on
+            self._draws_with_mujoco = False
         return torch.stack(pictures)
 
     def close(self) -> None:
@@ -307,7 +319,7 @@ def _success_key(env_id: str, env: gymnasium.Env) -> str | None:
     """Which entry of `info` says success, if a first step's has one. Raises SimulatorError where there is no such
     step."""
     try:
-        env.reset(seed=0)
+        _, _ = env.reset(seed=0)
         env.action_space.seed(0)
         info = env.step(env.action_space.sample())[4]
     except Exception as error:  # foreign code, which fails in any way it likes

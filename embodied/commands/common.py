@@ -78,3 +78,16 @@ def env_overrides(words: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise RefusedInput(f"{word!r}: {text!r} is not a value that YAML can read") from None
     return values
+
+
+def require_own_dataset(folder: Path, env_id: str) -> None:
+    """Refuse a folder that cannot take a dataset of the environment, because it is a file or holds one of another,
+    before anything is started or written there. Raises RefusedInput."""
+    from embodied.datasets.layout import DESCRIPTION, read_description
+
+    if folder.exists() and not folder.is_dir():
+        raise RefusedInput(f"{folder} is no folder to record a dataset in. Choose another.")
+    if (folder / DESCRIPTION).is_file():
+        there = (read_description(folder).get("spec") or {}).get("id")
+        if there != env_id:
+            raise RefusedInput(f"{folder} holds a dataset of {there}, not of {env_id}. Choose another.")

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, env_overrides, relative
+from embodied.commands.common import add_verb, env_overrides, relative, require_own_dataset
 from embodied.errors import EXIT_DONE, RefusedInput, SimulatorError
 
 _ENVIRONMENTS = 16
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     names = ("episodes", "noise", "keep", "seed")
     options = parse(DemonstrationConfig, {name: getattr(args, name) for name in names})
     folder = args.out or Path("data") / args.env.replace("/", "_").replace(":", "_")
-    _require_own(folder, args.env)
+    require_own_dataset(folder, args.env)
     if args.preview < 0:
         raise RefusedInput(f"--preview is {args.preview}; expected 0 (no video) or how many episodes it shows")
     # how many environments play at once, and where, does not change what is recorded
@@ -90,16 +90,6 @@ def run(args: argparse.Namespace) -> int:
     print("next:")
     print(f"  embodied sft {policy} {shlex.quote(relative(folder))}")
     return EXIT_DONE
-
-
-def _require_own(folder: Path, env_id: str) -> None:
-    """Refuse a folder that holds a recording of something else, before anything is started or written there."""
-    from embodied.datasets.layout import DESCRIPTION, read_description
-
-    if (folder / DESCRIPTION).is_file():
-        there = (read_description(folder).get("spec") or {}).get("id")
-        if there != env_id:
-            raise RefusedInput(f"{folder} holds a dataset of {there}, not of {env_id}. Choose another with --out.")
 
 
 def _copy(args: argparse.Namespace) -> int:

@@ -8,7 +8,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from embodied.commands.common import add_verb, command_line, env_overrides, of_reasoning_run, relative
+from embodied.commands.common import (
+    add_verb,
+    command_line,
+    env_overrides,
+    of_reasoning_run,
+    relative,
+    require_own_dataset,
+)
 from embodied.errors import EXIT_DONE, RefusedInput
 from sim_assets.trained import CHECKPOINTS
 
@@ -73,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     usual, others = conditions(env, asked)
     env = usual.env
     require_fit(policy, env)
+    if args.dataset is not None:
+        require_own_dataset(args.dataset, env.id)
     out = writable(args.out or _home(find_run(args.policy), policy) / "results.json")
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
@@ -201,6 +210,8 @@ def writable(path: Path) -> Path:
     try:
         if path.is_dir():
             raise RefusedInput(f"--out {path} is a folder; name a file, e.g. {path / 'results.json'}")
+        if path.suffix == ".html":  # of the page, which lies beside it
+            raise RefusedInput(f"--out {path} is to hold the numbers; name a file, e.g. {path.with_suffix('.json')}")
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
         with path.open("a"):

@@ -262,6 +262,18 @@ def test_an_evaluation_that_fails_leaves_no_empty_results(saved, tmp_path, capsy
     assert out.read_text() == "of earlier"
 
 
+def test_where_results_or_a_dataset_cannot_go_is_refused_at_once(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(env_registry, "make", lambda *_: pytest.fail("a simulator was started"))
+    (tmp_path / "file").write_text("")
+    for words, said in (
+        (["--out", str(tmp_path / "page.html")], "page.json"),
+        (["--dataset", str(tmp_path / "file")], "no folder to record a dataset in"),
+    ):
+        assert main(["eval", str(saved), "gym/CartPole-v1", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_environments_that_slots_do_not_divide_are_refused_instead_of_left_out(saved, capsys):
     assert main(["eval", str(saved), "gym/CartPole-v1", "env.num_envs=3", "env.slots=2"]) == 2
     assert "num_envs=3 is not divisible by slots=2" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -59,6 +60,9 @@ def check_sizes(config: EnvConfig) -> None:
         raise ConfigurationError(
             f"episode_steps={config.episode_steps} must be at least 1; leave it out for the task's own limit."
         )
+    for name in ("start_seconds", "step_seconds"):
+        if not 0 < getattr(config, name) < math.inf:
+            raise ConfigurationError(f"{name}={getattr(config, name):g} must be a number of seconds above 0.")
     if config.straggler_seconds is not None and not 0 < config.straggler_seconds < config.step_seconds:
         raise ConfigurationError(
             f"straggler_seconds={config.straggler_seconds:g} must be above 0 and below step_seconds="

@@ -58,7 +58,11 @@ class ManiSkillConfig(EnvConfig):
             raise ValueError(f"image_size is {self.image_size}; it must be between 8 and 2048 pixels")
         if self.field_of_view is not None and not 1 <= self.field_of_view < 180:
             raise ValueError(f"field_of_view is {self.field_of_view}; it must be from 1 to below 180 degrees")
-        if min(self.spread) < 0 or max(self.spread) > 4:
+        if self.cameras is not None and not self.cameras:
+            raise ValueError("cameras names none; leave it out for all that the task has, or choose obs: state")
+        if self.cameras is not None and len(set(self.cameras)) != len(self.cameras):
+            raise ValueError(f"cameras names one camera twice: {', '.join(self.cameras)}")
+        if not all(0 <= factor <= 4 for factor in self.spread):
             raise ValueError(f"spread is {self.spread}; both factors must be from 0 to 4")
         if self.sim_backend == "cuda" and self.stepping == "single":
             raise ValueError("stepping: single is for CPU physics; sim_backend: cuda steps all environments together")

@@ -90,6 +90,8 @@ def test_configuration_of_another_adapter_is_refused():
         ({"num_envs": 4, "slots": 2, "processes": 3}, "between 0 .* and 2"),
         ({"num_envs": 4, "episode_steps": 0}, "at least 1"),
         ({"num_envs": 4, "straggler_seconds": 500.0}, "below step_seconds=120"),
+        ({"num_envs": 4, "step_seconds": 0.0}, "step_seconds=0 must be"),
+        ({"num_envs": 4, "start_seconds": -1.0}, "start_seconds=-1 must be"),
         ({"num_envs": 4, "straggler_seconds": 1.0, "processes": 1}, "no other to go on with"),
     ],
 )

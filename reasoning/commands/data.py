@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the summary; exit code 2 when rows cannot be used."""
     from reasoning.problems import load_problems
 
+    if args.max_prompt_tokens is not None and args.max_prompt_tokens < 1:
+        raise RefusedInput(f"--max-prompt-tokens is {args.max_prompt_tokens}; it must be at least 1")
     options = problems_config(args, bad_rows="skip")
     if args.model:
         from reasoning.models.loading import load_tokenizer

@@ -23,6 +23,8 @@ DIGITS = Fraction(1, 10**6)
 _SPACES = re.compile(r"\\[,;:! ]|\\quad|\\qquad|~|\s+")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°")
+_THOUSANDS = re.compile(r"(?<![\d./])\d{1,3}(?: \d{3})+(?![\d/])")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d) (?=\d)")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _FRACTION = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)")
@@ -146,7 +148,8 @@ def same_text(answer: str, right: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    text = clean(text).replace(" ", "")
+    text = _THOUSANDS.sub(lambda match: match.group().replace(" ", ""), clean(text))
+    text = _BETWEEN_DIGITS.sub("_", text).replace(" ", "")  # 1 1/2 is not 11/2
     # x and X may be different things, a word is the same in any case
     return text.casefold() if re.fullmatch(r"[a-zA-Z'-]{2,}", text) else text
 
@@ -158,7 +161,7 @@ def same_answer(answer: str, right: str) -> bool:
     given, expected = read_number(clean(answer)), read_number(clean(right))
     if given is not None and expected is not None:
         return same_number(given, expected)
-    if _WORDS.fullmatch(clean(right)) or clean(right).casefold() in _SHORT_WORDS:
+    if _WORDS.fullmatch(clean(right)) or {clean(answer).casefold(), clean(right).casefold()} & _SHORT_WORDS:
         return False
     return _same_expression(clean(answer), clean(right))
 

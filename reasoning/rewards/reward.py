@@ -219,11 +219,11 @@ def _form(term: TermConfig, at: str) -> Callable[[Attempt], float]:
 
 
 def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
-    """Fractions and means over a batch; the mean value is over what was not excluded."""
+    """Fractions and means over a batch; the mean value is over what was not excluded, if anything."""
     count = max(1, len(rewards))
     kept = [r.value for r in rewards if not r.excluded]
     metrics = {
-        "reward/mean": sum(kept) / max(1, len(kept)),
+        **({"reward/mean": sum(kept) / len(kept)} if kept else {}),  # of nothing there is no mean, and 0 would be a lie
         "reward/right": sum(r.right for r in rewards) / count,
         "reward/excluded": sum(r.excluded for r in rewards) / count,
         "reward/no_answer": sum(r.outcome is Outcome.GRADED and r.how is Found.NOTHING for r in rewards) / count,

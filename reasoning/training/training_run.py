@@ -200,7 +200,7 @@ def _merged(grades: Sequence[Graded]) -> dict[str, float]:
         for part in grades:
             # the mean reward is over what was graded, everything else over all
             share = 1 - part.metrics["reward/excluded"] if name == "reward/mean" and part.responses else 1.0
-            if part.responses:
+            if part.responses and name in part.metrics:
                 total += part.metrics[name] * part.responses * share
                 weight += part.responses * share
         merged[name] = total / weight if weight else 0.0

@@ -160,3 +160,11 @@ def test_a_function_in_the_current_folder_is_found(tmp_path, monkeypatch):
         assert reward.score([attempt("x")])[0].value == 0.5
     with pytest.raises(ConfigurationError, match=r"cannot be imported: ZeroDivisionError"):
         RewardFunction(RewardConfig(terms=(TermConfig(kind="broken_reward:score"),), processes=1))
+
+
+def test_the_mean_of_rewards_is_absent_when_nothing_could_be_graded():
+    terms = (TermConfig(kind="tests.reasoning.grading_functions:always_raises"),)
+    with RewardFunction(RewardConfig(terms=terms, processes=1)) as reward:
+        metrics = reward_metrics(reward.score([attempt("a"), attempt("b")]))
+    assert (metrics["reward/excluded"], metrics["reward/error"]) == (1.0, 1.0)
+    assert "reward/mean" not in metrics

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from embodied.errors import AssetError, ConfigurationError
+from reasoning.commands.main import main
 from reasoning.models.tiny import tiny_tokenizer
 from reasoning.problems import ProblemsConfig, load_problems
 from reasoning.problems.files import find_files
@@ -81,6 +82,12 @@ def test_when_no_row_can_be_used_they_are_named_even_if_skipped(tmp_path):
     (tmp_path / "p.jsonl").write_text(line("q", "") + "\n")
     with pytest.raises(AssetError, match=r"row 1, column 'answer': empty"):
         load(tmp_path / "p.jsonl", bad_rows="skip")
+
+
+def test_data_check_refuses_a_length_that_nothing_has(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text(line("1+1=", "2") + "\n")
+    assert main(["data", "check", str(tmp_path / "p.jsonl"), "--max-prompt-tokens", "0"]) == 2
+    assert "--max-prompt-tokens is 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["", " ", "hub:"])

@@ -79,9 +79,10 @@ def run(args: argparse.Namespace) -> int:
     env, options, device = target(args)
     usual, others = conditions(env, asked)
     env = usual.env
-    require_fit(policy, env)
+    known = require_fit(policy, env)
     if args.dataset is not None:
         require_own_dataset(args.dataset, env.id)
+        _require_outcomes(args, known)
     out = writable(args.out or _home(find_run(args.policy), policy) / "results.json")
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
@@ -110,8 +111,17 @@ def run(args: argparse.Namespace) -> int:
         write_results(record, out)
         build_evaluation_page(record, page, command=command_line())
     if args.dataset is not None:
+        _require_outcomes(args, spec)
         print(_record(args, policy, env, options, device))
     return EXIT_DONE
+
+
+def _require_outcomes(args: argparse.Namespace, spec: Any | None) -> None:
+    """Refuse to keep successes alone of an environment that tells none; spec: None where that is not known yet."""
+    if spec is not None and args.keep == "successes" and not spec.has_success:
+        raise RefusedInput(
+            f"--keep successes would keep nothing: {spec.id} does not say what a success is. Use --keep all."
+        )
 
 
 def _home(run: Path | None, policy: Path) -> Path:

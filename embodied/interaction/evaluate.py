@@ -58,12 +58,13 @@ def find_run(path: str | Path) -> Path | None:
     return next((p for p in (resolved, *resolved.parents) if (p / "config.yaml").is_file()), None)
 
 
-def require_fit(policy: Path, env: EnvConfig) -> None:
+def require_fit(policy: Path, env: EnvConfig) -> EnvSpec | None:
     """Raise ConfigurationError where the policy saved in `policy` does not fit `env`, as far as that can be told before
-    a simulator starts."""
+    a simulator starts; returns what is known of `env` then."""
     spec = env_registry.describe_at_once(env)
     if spec is not None:
         policy_registry.check_saved(policy, policy_registry.interface_of(spec))
+    return spec
 
 
 def evaluate_policy(

@@ -91,6 +91,11 @@ class RolloutRecorder:
     ) -> None:
         self._options, self._env, self._ids, self._total = plan.options, env, env_ids, total
         self._spec: EnvSpec = env.spec
+        if plan.options.keep != "all" and not env.spec.has_success:
+            raise ConfigurationError(
+                f"record.keep={plan.options.keep} would keep nothing: {env.spec.id} does not say what a success is. "
+                "Use record.keep=all."
+            )
         filmed = [row for row, number in enumerate(env_ids.tolist()) if number < plan.options.envs]
         self._cells = {row: cell for cell, row in enumerate(filmed)} if plan.options.every else {}
         self._recorder: VideoRecorder | None = None

@@ -104,7 +104,7 @@ def test_the_command_records_a_dataset_and_goes_on_with_it(saved, evaluated, tmp
     before = (tmp_path / "data" / "episodes.jsonl").read_text()
     assert main([*words, "--dataset", "data", "--keep", "all"]) == 0
     assert (tmp_path / "data" / "episodes.jsonl").read_text() == before
-    assert main([*words, "--dataset", "data"]) == 2  # other episodes would be kept
+    assert main([*words, "--dataset", "data", "--keep", "all", "--decode", "greedy"]) == 2  # would be others
     assert "holds another recording" in capsys.readouterr().err
     assert main(["demos", "data"]) == 2
     assert main(["demos", "data", "--lerobot", "lerobot"]) == 0
@@ -268,6 +268,7 @@ def test_where_results_or_a_dataset_cannot_go_is_refused_at_once(saved, tmp_path
     for words, said in (
         (["--out", str(tmp_path / "page.html")], "page.json"),
         (["--dataset", str(tmp_path / "file")], "no folder to record a dataset in"),
+        (["--dataset", str(tmp_path / "data")], "gym/CartPole-v1 does not say what a success is. Use --keep all"),
     ):
         assert main(["eval", str(saved), "gym/CartPole-v1", *words]) == 2
         assert said in capsys.readouterr().err

@@ -101,6 +101,14 @@ def recorder_of(tmp_path, env, *, chunk=1, **options):
     return RolloutRecorder(plan, env, np.arange(env.num_envs), env.num_envs, rank=0, world=1, chunk=chunk)
 
 
+def test_outcomes_that_nobody_tells_cannot_choose_what_is_kept(tmp_path):
+    with scripted(world.Habits()) as env:
+        env.spec = dataclasses.replace(env.spec, has_success=False)
+        with pytest.raises(ConfigurationError, match="does not say what a success is"):
+            recorder_of(tmp_path, env, keep="failures", every=1)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("keep", "left"), [("all", [3, 5]), ("successes", [3, 5]), ("failures", [])])
 def test_a_dataset_keeps_what_it_was_told_to(tmp_path, keep, left):
     """The scripted world succeeds where it ends: at step `seed`."""

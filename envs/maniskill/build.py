@@ -22,7 +22,7 @@ from mani_skill.utils import assets
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.registration import EnvSpec as RegisteredTask
 
-from embodied.errors import AssetError, ConfigurationError, SimulatorError, suggest
+from embodied.errors import AssetError, ConfigurationError, RefusedInput, SimulatorError, suggest
 from envs.api import ActionSpec, Bounds, CameraSpec, EnvSpec
 from envs.maniskill.config import ManiSkillConfig
 from envs.maniskill.episodes import cuda_task
@@ -133,6 +133,22 @@ def construction(config: ManiSkillConfig) -> Any:
 def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu") -> BaseEnv:
     """The task as `batch` scenes stepped together, or as one stock CPU environment where `batch` is None."""
     task = registered_task(config)
+    try:
+        return _build(config, task, batch, device)
+    except RefusedInput:
+        raise
+    except Exception:
+        # ManiSkill takes any robot for any task, and fails in any way with those that a task was not made for
+        supported = task.cls.SUPPORTED_ROBOTS
+        if config.robot is None or not supported or config.robot in supported:
+            raise
+        names = ", ".join(name if isinstance(name, str) else " and ".join(name) for name in supported)
+        raise ConfigurationError(
+            f"Robot {config.robot!r} (env.robot) does not work in {config.task}, which is made for: {names}."
+        ) from None
+
+
+def _build(config: ManiSkillConfig, task: RegisteredTask, batch: int | None, device: str) -> BaseEnv:
     _claim_process(device)
     options: dict[str, Any] = {
         **task.default_kwargs,

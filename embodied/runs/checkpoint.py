@@ -47,15 +47,18 @@ class Checkpoint:
         return read_state(self.folder / _STATE)
 
 
-def verify(folder: Path) -> None:
-    """Raise CheckpointError unless `folder` holds exactly the files its manifest lists, unchanged."""
+def verify(folder: Path, part: str = "") -> None:
+    """Raise CheckpointError unless `folder` holds exactly the files its manifest lists, unchanged. part: a folder in it
+    that alone is looked at."""
     try:
-        expected = json.loads((folder / MANIFEST).read_text())["sha256"]
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+        listed = dict(json.loads((folder / MANIFEST).read_text())["sha256"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder} is not a complete checkpoint: its {MANIFEST} is unreadable ({error})"
-        ) from error
-    actual = {str(p.relative_to(folder)): _hash(p) for p in _files(folder)}
+        ) from None
+    expected = {name: digest for name, digest in listed.items() if name.startswith(part)}
+    files = {str(p.relative_to(folder)): p for p in _files(folder)}
+    actual = {name: _hash(path) for name, path in files.items() if name.startswith(part)}
     if actual != expected:
         changed = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
         raise CheckpointError(f"{folder} is damaged: {', '.join(changed)} differ from what was written")

@@ -16,7 +16,7 @@ import yaml
 
 from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
 from embodied.learner.update import Update
-from embodied.runs.checkpoint import CheckpointStore
+from embodied.runs.checkpoint import CheckpointStore, verify
 from embodied.runs.folder import RunFolder, create_run_folder
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress
@@ -45,14 +45,22 @@ def started_with(workload: Workload, folder: RunFolder) -> str:
     """The command that began the run in `folder`. Raises RefusedInput where it cannot go on."""
     check_given(folder.path, workload.given, workload.program)
     again = f"{workload.program} train {workload.recipe.name}"
-    if CheckpointStore(folder.checkpoints, keep=1).latest() is None:
+    latest = CheckpointStore(folder.checkpoints, keep=1).latest()
+    if latest is None:
         raise RefusedInput(f"{folder.path} has no complete checkpoint to go on from; start again: {again}")
     if not folder.plan.is_file():
         raise RefusedInput(f"{folder.path} has no plan.json; without it the run cannot go on as it was")
+    load_plan(folder)
+    try:
+        verify(latest.folder)  # once more when it is read; here nothing has been started or written yet
+    except CheckpointError as error:
+        raise RefusedInput(
+            f"{error}; remove that folder to go on from the one before, or start again: {again}"
+        ) from None
     workload.admit()
     try:
         return str(folder.read_result().get("command", again))
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, AttributeError):
         return again  # result.json only tells how the run ended before
 
 

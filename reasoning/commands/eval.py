@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.commands.common import add_verb, relative
-from embodied.errors import EXIT_DONE, ConfigurationError, RefusedInput, suggest
+from embodied.errors import EXIT_DONE, CheckpointError, ConfigurationError, RefusedInput, suggest
 from embodied.runs.files import require_writable
 from reasoning.commands.data import add_data_arguments, problems_config
 
@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         problems, said, data = loaded.problems, loaded.summary(), dataclasses.asdict(data_options)
     kind = args.reward or (protocol.reward if protocol else "" if trained else "math")
     terms = (TermConfig(kind=kind),) if kind or trained is None else trained.terms
-    options = RewardConfig(terms=terms, processes=args.processes, ungraded="worst")
+    written = {"terms": [dataclasses.asdict(term) for term in terms], "processes": args.processes, "ungraded": "worst"}
+    options = parse(RewardConfig, written, at="reward")
     check_reward(options)
     for term in terms:
         for problem in problems:
@@ -175,7 +176,7 @@ def _of_run(args: argparse.Namespace) -> _Trained | None:
     folder = Path(args.model)
     if not (folder / "config.yaml").is_file():
         return None
-    from embodied.runs.checkpoint import CheckpointStore
+    from embodied.runs.checkpoint import CheckpointStore, verify
     from embodied.training.given import check_given
     from reasoning.evaluation.run import EvaluationConfig
     from reasoning.training.problems import gather
@@ -185,6 +186,10 @@ def _of_run(args: argparse.Namespace) -> _Trained | None:
     newest = CheckpointStore(folder / "checkpoints", keep=1).latest()
     if newest is None:
         raise RefusedInput(f"{folder} has no complete checkpoint to evaluate yet")
+    try:
+        verify(newest.folder, "policy/")
+    except CheckpointError as error:
+        raise RefusedInput(f"{error}; name another model, e.g. the policy folder of an earlier checkpoint") from None
     if args.data is None and args.protocol is None:
         check_given(folder, (), "reasoning")  # its held-out problems may be its own
     held_out = gather(recipe).held_out if args.data is None and args.protocol is None else ()

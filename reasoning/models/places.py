@@ -88,6 +88,8 @@ def _on_hub(name: str) -> Place:
             f"there is no folder {name!r} here, and the Hugging Face hub has no model of that name that you may read "
             "(log in for gated ones: hf auth login)"
         ) from None
+    except HfHubHTTPError:
+        return Place(name, None, local=False)  # it is there, but busy or not to be asked this: fetching tries again
     except (_HTTP_ERROR, OfflineModeIsEnabled, OSError) as error:
         if cached:
             return Place(name, None, local=True)

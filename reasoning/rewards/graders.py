@@ -19,6 +19,7 @@ from embodied.errors import ConfigurationError, suggest
 from reasoning.problems.record import Problem
 from reasoning.rewards import equality
 from reasoning.rewards.extraction import Extracted, Found, after_thinking, extract_answer, last_boxed, last_stated
+from reasoning.rewards.shaping import FormatConfig, format_score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,12 @@ def reasoning_gym_grader(options: NoOptions) -> Grader:
     return grade
 
 
+def format_grader(options: FormatConfig) -> Grader:
+    """Whether the whole response matches. It is done where it can be killed: a pattern may take for ever."""
+    pattern = re.compile(options.pattern, re.DOTALL)
+    return lambda response, problem: Grade(format_score(pattern, response))
+
+
 def _any_of(found: Extracted, problem: Problem, same: Callable[[str, str], bool]) -> Grade:
     right = bool(found.text) and any(same(found.text, answer) for answer in problem.answers)
     return Grade(float(right), found.text, found.how)
@@ -134,6 +141,7 @@ GRADERS: dict[str, tuple[type, Callable[[Any], Grader]]] = {
     "exact": (NoOptions, exact_grader),
     "multiple_choice": (NoOptions, multiple_choice_grader),
     "reasoning_gym": (NoOptions, reasoning_gym_grader),
+    "format": (FormatConfig, format_grader),
 }
 
 

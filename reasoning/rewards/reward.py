@@ -96,8 +96,8 @@ def check_reward(options: RewardConfig, function: Callable[..., Any] | None = No
         if index == 0 and function is not None:
             if not callable(function):
                 raise ConfigurationError(f"the reward is {function!r}; expected a function of (response, problem)")
-        elif term.kind in ("format", "overlong"):
-            _form(term, where)
+        elif term.kind == "overlong":
+            _overlong(term, where)
         else:
             check_grader(term.kind, term.options, at=where)
 
@@ -134,8 +134,8 @@ class RewardFunction:
             if index == 0 and function is not None:
                 specs.append(GraderSpec("function", {}, function))
                 self._graders.append(index)
-            elif term.kind in ("format", "overlong"):
-                self._forms[index] = _form(term, at)
+            elif term.kind == "overlong":  # it needs more than the response, and no time
+                self._forms[index] = _overlong(term, at)
             else:
                 specs.append(GraderSpec(term.kind, term.options))
                 self._graders.append(index)
@@ -210,12 +210,9 @@ def _names(options: RewardConfig, function: Callable[..., Any] | None) -> list[s
     return names
 
 
-def _form(term: TermConfig, at: str) -> Callable[[Attempt], float]:
-    if term.kind == "format":
-        pattern = shaping.compile_format(parse(shaping.FormatConfig, term.options, at=at))
-        return lambda attempt: shaping.format_score(pattern, attempt.response)
-    overlong = parse(shaping.OverlongConfig, term.options, at=at)
-    return lambda attempt: shaping.overlong_score(overlong, attempt.tokens, truncated=attempt.truncated)
+def _overlong(term: TermConfig, at: str) -> Callable[[Attempt], float]:
+    options = parse(shaping.OverlongConfig, term.options, at=at)
+    return lambda attempt: shaping.overlong_score(options, attempt.tokens, truncated=attempt.truncated)
 
 
 def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:

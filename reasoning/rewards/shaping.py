@@ -1,11 +1,10 @@
-"""Reward terms that look at the form of a response, not at its answer: cheap, and computed where they are asked for."""
+"""Reward terms that look at the form of a response, not at its answer."""
 
 from __future__ import annotations
 
 import re
 
 from embodied.config import config
-from embodied.errors import ConfigurationError
 
 
 @config
@@ -13,6 +12,12 @@ class FormatConfig:
     """pattern: a regular expression that the whole response must match (a dot also matches line ends)."""
 
     pattern: str = r"<think>.*</think>.*\S.*"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"the format {self.pattern!r} is not a regular expression: {error}") from None
 
 
 @config
@@ -25,14 +30,6 @@ class OverlongConfig:
     def __post_init__(self) -> None:
         if not 0 < self.buffer <= self.limit:
             raise ValueError(f"buffer is {self.buffer} and limit {self.limit}; expected 0 < buffer <= limit")
-
-
-def compile_format(options: FormatConfig) -> re.Pattern[str]:
-    """The pattern, compiled. Raises ConfigurationError when it is not a regular expression."""
-    try:
-        return re.compile(options.pattern, re.DOTALL)
-    except re.error as error:
-        raise ConfigurationError(f"the format {options.pattern!r} is not a regular expression: {error}") from None
 
 
 def format_score(pattern: re.Pattern[str], response: str) -> float:

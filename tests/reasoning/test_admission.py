@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 
 import pytest
@@ -123,6 +124,35 @@ def test_a_run_whose_problems_are_gone_is_refused_and_left_as_it_is(model, here,
     assert (here / "run" / "evaluation" / "results.json").is_file()
 
 
+def damage(path, text=None):
+    path.write_bytes(path.read_bytes()[:-9] if text is None else text.encode())
+
+
+def test_a_damaged_run_is_refused_and_left_as_it_is(model, here, capsys):
+    words = ["rollout.prompts=2", "algorithm.group_size=2", "learner.global_batch=4", "goal.responses=4"]
+    more = ["reward.processes=1", "logger.tensorboard=false", "run.folder=whole"]
+    assert main(["train", "math_grpo_tiny", f"model.source={model}", *SMALL, *words, *more]) == 0
+    (checkpoint,) = (here / "whole" / "checkpoints").glob("step_*")
+    at = checkpoint.relative_to(here / "whole")
+    for file, text, verbs, said in (
+        (at / "state.safetensors", None, ["resume"], "is damaged: state.safetensors differ"),
+        (at / "policy" / "model.safetensors", None, ["resume", "eval"], "is damaged: policy/model.safetensors differ"),
+        (at / "manifest.json", "[]", ["resume", "eval"], "manifest.json is unreadable"),
+        ("plan.json", "{", ["resume"], "the plan is not JSON"),
+        ("config.yaml", "{[", ["resume", "eval"], "is not the configuration of a run"),
+    ):
+        shutil.rmtree(here / "run", ignore_errors=True)
+        shutil.copytree(here / "whole", here / "run")
+        damage(here / "run" / file, text)
+        before = {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
+        for verb in verbs:
+            assert main([verb, "run"]) == 2
+            error = capsys.readouterr().err
+            assert said in error
+            assert "Traceback" not in error
+        assert {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -135,6 +165,7 @@ def test_a_run_whose_problems_are_gone_is_refused_and_left_as_it_is(model, here,
         (["--out", "sums.jsonl"], "cannot be written"),
         (["--reward", "multiple_choice"], "not the letter"),
         (["--reward", "nope:f"], "cannot be imported"),
+        (["--reward", "overlong"], "must be one that looks at the answer"),
         (["--family-options", "largest=3"], "--family-options are for"),
     ],
     ids=str,

@@ -168,3 +168,12 @@ def test_the_mean_of_rewards_is_absent_when_nothing_could_be_graded():
         metrics = reward_metrics(reward.score([attempt("a"), attempt("b")]))
     assert (metrics["reward/excluded"], metrics["reward/error"]) == (1.0, 1.0)
     assert "reward/mean" not in metrics
+
+
+def test_a_pattern_that_takes_for_ever_is_ended_like_any_grader():
+    terms = (TermConfig(kind="exact"), TermConfig(kind="format", options={"pattern": r"(a+)+b"}))
+    options = RewardConfig(terms=terms, processes=1, deadline_seconds=1.0)
+    with RewardFunction(options) as reward:
+        late, matched = reward.score([attempt("a" * 60), attempt("aab")])
+    assert (late.outcome, late.excluded) == (Outcome.TIMEOUT, True)
+    assert (matched.outcome, matched.terms["format"]) == (Outcome.GRADED, 1.0)

@@ -90,6 +90,12 @@ def test_a_name_that_the_hub_does_not_know_is_refused(monkeypatch):
         locate("someone/something")
 
 
+def test_a_hub_that_is_busy_is_left_to_whoever_fetches(monkeypatch):
+    error = huggingface_hub.errors.HfHubHTTPError.__new__(huggingface_hub.errors.HfHubHTTPError)
+    Asked(error, monkeypatch)
+    assert not locate("someone/something").local
+
+
 def test_damaged_weights_are_named_before_and_at_loading(model):
     assert check_model(str(model)).model_type == "llama"
     weights = model / "model.safetensors"

@@ -140,11 +140,11 @@ class PolicyConfig:
     name: `mlp`, `cnn`, `openvla/7b` (or `openvla-7b`), `openvla_oft/tiny`, ...; `embodied policies` lists them.
     chunk: C, how many actions are emitted at once; None takes the policy's own, `default_chunk`.
     value: whether there is a value head, and whether it gives one value a chunk or one an action.
+    Of the kind, not of the recipe: resizes, whether it brings pictures of any size to its own.
     """
 
     default_chunk: ClassVar[int] = 1
     resizes: ClassVar[bool] = False
-    """Whether the policy brings pictures of any size to its own."""
     name: str
     chunk: int | None = None
     value: Literal["none", "chunk", "action"] = "chunk"

@@ -15,7 +15,7 @@ from embodied.errors import ConfigurationError
 from reasoning.problems.record import Problem
 from reasoning.rewards import shaping
 from reasoning.rewards.extraction import Found
-from reasoning.rewards.graders import check_grader
+from reasoning.rewards.graders import check_grader, wrap_function
 from reasoning.rewards.pool import GraderSpec, GradingPool, Outcome, Verdict
 
 
@@ -103,12 +103,17 @@ def check_reward(options: RewardConfig, function: Callable[..., Any] | None = No
 
 
 def try_functions(options: RewardConfig, function: Callable[..., Any] | None = None) -> None:
-    """Start one grading process if any term is a user's function, to see that it can be built there.
+    """See whether users' functions can be used: one given as an object here, and those named by import path in a
+    grading process, where importing them may take long or go wrong.
 
-    Raises ConfigurationError when it cannot.
+    Raises ConfigurationError when one cannot.
     """
-    if function is not None or any(":" in term.kind for term in options.terms):
-        RewardFunction(dataclasses.replace(options, processes=1), function).close()
+    if function is not None:
+        wrap_function(function, {})
+        GraderSpec("function", {}, function).packed()
+    named = [GraderSpec(t.kind, t.options) for t in options.terms[function is not None :] if ":" in t.kind]
+    if named:
+        GradingPool(named, processes=1, memory_gib=options.memory_gib).close()
 
 
 class RewardFunction:

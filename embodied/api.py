@@ -44,7 +44,7 @@ def train(recipe: str, overrides: Sequence[str] = ()) -> Run:
 
     Raises ConfigurationError before anything starts if the recipe cannot be, and EmbodiedError on failure.
     """
-    workload = parse_workload(find_recipe(recipe).stem, compose_recipe(recipe, list(overrides)))
+    workload = parse_workload(find_recipe(recipe).stem, compose_recipe(recipe, overrides))
     folder = new_folder(workload)
     outcome = loop.train(workload, folder, command=" ".join(["embodied train", recipe, *overrides]))
     workload.finish(outcome, print)

@@ -49,9 +49,7 @@ def train(
 
     Raises ConfigurationError before anything starts if the recipe cannot be, and EmbodiedError on failure.
     """
-    if isinstance(overrides, str):
-        raise ConfigurationError(f"overrides is the text {overrides!r}; expected a list of them: [{overrides!r}]")
-    parsed = parse_recipe(find_recipe(recipe).stem, compose_recipe(recipe, list(overrides)))
+    parsed = parse_recipe(find_recipe(recipe).stem, compose_recipe(recipe, overrides))
     workload = ReasoningWorkload(parsed, _problems(problems), reward)
     return _run(workload, new_folder(workload), " ".join(["reasoning train", recipe, *overrides]), resume=False)
 

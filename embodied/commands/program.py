@@ -32,10 +32,11 @@ def verbs_parser(package: str, verbs: Sequence[str], description: str, start_wit
 
 
 def parse_words(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> argparse.Namespace:
-    """The arguments; `key=value` words may stand anywhere after the verb, also behind options."""
+    """The arguments; the words of a verb's open-ended list may stand anywhere after it, also behind options."""
     args, left = parser.parse_known_args(argv)
     # argparse closes a verb's open-ended list of words at the first option that follows it
-    words = next((getattr(args, name) for name in ("overrides", "rest", "names") if hasattr(args, name)), None)
+    lists = ("overrides", "rest", "names", "given")
+    words = next((getattr(args, name) for name in lists if hasattr(args, name)), None)
     if left and (words is None or any(word.startswith("-") for word in left)):
         parser.error(f"unrecognized arguments: {' '.join(left)}")
     if left:

@@ -8,6 +8,7 @@ afterwards refuses what no record knows.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,14 @@ def find_recipe(recipe: str) -> Path:
     raise ConfigurationError(f"Unknown recipe {recipe!r}; {looked}. " + suggest(recipe, recipe_names(), noun="recipes"))
 
 
-def compose_recipe(recipe: str, overrides: list[str]) -> dict[str, Any]:
+def compose_recipe(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The composed configuration as plain nested dicts, with interpolations resolved.
 
     `overrides` are Hydra overrides (`key=value`, `group=choice`, `~key`). Raises ConfigurationError for what cannot be
     composed: unknown recipe or group choice, malformed override or YAML.
     """
+    if isinstance(overrides, str):
+        raise ConfigurationError(f"overrides is the text {overrides!r}; expected a list of them: [{overrides!r}]")
     path = find_recipe(recipe)
     GlobalHydra.instance().clear()
     try:

@@ -90,3 +90,8 @@ def test_grpo_needs_fresh_episodes_without_auto_reset():
 )
 def test_a_policy_that_cannot_be_trained_so_is_refused_before_anything_starts(overrides, words):
     assert words in _refusal("maniskill_ppo_openvla_oft_tiny", *overrides)
+
+
+def test_a_text_is_no_list_of_overrides():
+    with pytest.raises(ConfigurationError, match=r"expected a list of them: \['seed=3'\]"):
+        compose_recipe("gym_cartpole_ppo_mlp", "seed=3")

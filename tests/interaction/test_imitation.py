@@ -267,6 +267,13 @@ def test_a_dry_run_starts_nothing(data, tmp_path, policy, capsys, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["sft.yaml"]
 
 
+def test_folders_and_overrides_may_stand_behind_options(data, tmp_path, capsys):
+    assert main(["sft", "mlp", str(data), "--dry-run", str(tmp_path), "seed=7"]) == 0
+    recipe = yaml.safe_load(capsys.readouterr().out)
+    assert (recipe["data"]["folders"], recipe["seed"]) == ([str(data), str(tmp_path)], 7)
+    assert main(["sft", "mlp", "--dry-run", str(data)]) == 0
+
+
 def test_it_stops_when_held_out_episodes_get_no_better_and_exports_the_best(data, tmp_path):
     overrides = [*MLP, "learner.epochs=200", "learner.lr=0.5", "validation.patience=3", "validation.metric=loss"]
     fitted, folder = run_fit(tmp_path, "mlp", data, overrides)

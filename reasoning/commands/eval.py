@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from embodied.config import parse
+    from embodied.scheduler.options import resolve_device
     from reasoning.evaluation.metrics import estimates, rates
     from reasoning.evaluation.page import write_results
     from reasoning.evaluation.run import EvaluationConfig, evaluate
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     for term in terms:
         for problem in problems:
             check_problem(term.kind, problem)
-    device = _device(args.device)
+    device = resolve_device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
     model = load_model(source, dtype=dtype, device=device)
     longest = max(len(prompter.tokens(problem)) for problem in problems)
@@ -245,18 +246,6 @@ def _data(args: argparse.Namespace, protocol: Any) -> Any:
         columns=protocol.columns,
         limit=args.limit,
     )
-
-
-def _device(wanted: str) -> str:
-    import torch
-
-    gpus = torch.cuda.device_count()
-    valid = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
-    if wanted not in valid:
-        raise ConfigurationError(
-            f"the device {wanted!r} does not exist here. " + suggest(wanted, valid, noun="devices")
-        )
-    return ("cuda" if gpus else "cpu") if wanted == "auto" else wanted
 
 
 def _progress(done: int, total: int) -> None:

@@ -18,7 +18,7 @@ from reasoning.models.tiny import TINY, tiny_config, tiny_model, tiny_tokenizer
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TOKENIZERS = ("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
 _REASON = 300  # characters of another library's message
 
 
@@ -30,7 +30,7 @@ def without_progress_bars() -> None:
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model. Raises AssetError when there is none."""
     place = locate(source)
-    if place.folder is not None and not any((place.folder / name).is_file() for name in _TOKENIZERS):
+    if place.folder is not None and not any(any(place.folder.glob(name)) for name in _TOKENIZERS):
         raise AssetError(f"{place.folder} has no tokenizer; expected one of {', '.join(_TOKENIZERS)} in it")
     return _load(AutoTokenizer, source, place)
 

@@ -69,8 +69,8 @@ def _in(folder: Path) -> Place:
 
 
 def _means_a_folder(source: str) -> bool:
-    """Whether a name that is no folder was meant to be one, and can be no hub id."""
-    if source.startswith(("/", ".", "~")) or (("/" in source) and Path(source).parent.is_dir()):
+    """Whether a name that is no folder can be no hub id either. OWNER/NAME can, also where there is a folder OWNER."""
+    if source.startswith(("/", ".", "~")):
         return True
     try:
         validate_repo_id(source)

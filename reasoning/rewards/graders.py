@@ -180,13 +180,11 @@ def check_problem(kind: str, problem: Problem) -> None:
         for answer in expected:
             if equality.read_number(equality.clean(answer)) is None:
                 raise ConfigurationError(f"{where} its answer {answer!r} is no number; use the math reward")
-    if kind == "multiple_choice":
-        for answer in expected:
-            if not re.fullmatch(r"[A-Za-z]", answer.strip("() .")):
-                raise ConfigurationError(
-                    f"{where} its answer {answer!r} is not the letter of a choice; name the columns of the wrong "
-                    "choices, or use the math reward"
-                )
+    if kind == "multiple_choice" and not any(re.fullmatch(r"[A-Za-z]", answer.strip("() .")) for answer in expected):
+        raise ConfigurationError(
+            f"{where} its answer {' or '.join(map(repr, expected))} is not the letter of a choice; name the columns of "
+            "the wrong choices, or use the math reward"
+        )
 
 
 def import_function(path: str) -> Callable[..., Any]:

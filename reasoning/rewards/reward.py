@@ -31,10 +31,6 @@ class TermConfig:
     worst: float = 0.0
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.best == self.worst:
-            raise ValueError(f"best and worst of the term {self.kind} are both {self.best}; it would say nothing")
-
 
 @config
 class RewardConfig:
@@ -55,6 +51,10 @@ class RewardConfig:
             raise ValueError("terms is empty; a reward needs at least one")
         if self.terms[0].kind in ("format", "overlong"):
             raise ValueError(f"the first term is {self.terms[0].kind!r}; it must be one that looks at the answer")
+        for index, term in enumerate(self.terms):
+            # the first of several says what is right even where it adds nothing
+            if term.best == term.worst and (index or len(self.terms) == 1):
+                raise ValueError(f"best and worst of the term {term.kind} are both {term.best}; it would say nothing")
         for name, most in (("processes", 4096), ("deadline_seconds", 3600.0), ("memory_gib", 2.0**20)):
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most {most:g}")

@@ -36,10 +36,8 @@ def no_hub(monkeypatch):
     monkeypatch.setattr(places.HfApi, "model_info", ask)
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./nope", "~/nope", "made/nope", "", "two words", "a/b/c"])
-def test_what_can_only_be_a_folder_is_refused_without_asking_the_hub(name, no_hub, tmp_path, monkeypatch):
-    (tmp_path / "made").mkdir()
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nope", "~/nope", "", "two words", "a/b/c"])
+def test_what_can_only_be_a_folder_is_refused_without_asking_the_hub(name, no_hub):
     with pytest.raises(AssetError, match="there is no folder"):
         locate(name)
 
@@ -73,6 +71,14 @@ def test_an_unreachable_hub_is_asked_once_and_briefly(monkeypatch):
         locate("someone/something")
     assert len(hub.timeouts) == 1
     assert hub.timeouts[0] <= 5
+
+
+def test_a_hub_id_is_one_also_where_there_is_a_folder_of_its_owner(tmp_path, monkeypatch):
+    (tmp_path / "someone").mkdir()
+    monkeypatch.chdir(tmp_path)
+    Asked("there", monkeypatch)
+    place = locate("someone/something")
+    assert (place.folder, place.local) == (None, False)
 
 
 def test_without_a_network_the_hubs_cache_serves(monkeypatch):
@@ -132,4 +138,7 @@ def test_a_damaged_or_missing_tokenizer_is_refused(model, tmp_path):
     shutil.copytree(model, bare)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(AssetError, match="has no tokenizer"):
+        load_tokenizer(str(bare))
+    (bare / "sentencepiece.bpe.model").write_text("")  # of other families; whether it is one is for transformers to say
+    with pytest.raises(AssetError, match="no model can be loaded"):
         load_tokenizer(str(bare))

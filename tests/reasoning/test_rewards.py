@@ -8,7 +8,8 @@ from embodied.errors import ConfigurationError
 from reasoning.problems import ask
 from reasoning.rewards.equality import canonical, same_answer
 from reasoning.rewards.extraction import Extracted, Found, extract_answer
-from reasoning.rewards.graders import build_grader
+from reasoning.rewards.graders import build_grader, check_problem
+from reasoning.rewards.reward import RewardConfig, TermConfig
 from reasoning.rewards.shaping import OverlongConfig, overlong_score
 
 EXTRACTED = [
@@ -111,3 +112,17 @@ def test_overlong_punishment_is_soft_then_full():
     scores = [overlong_score(options, n, truncated=False) for n in (1, 80, 85, 100, 120)]
     assert scores == [0.0, 0.0, -0.25, -1.0, -1.0]
     assert overlong_score(options, 100, truncated=True) == -1.0
+
+
+def test_a_choice_may_have_its_words_as_a_second_answer():
+    check_problem("multiple_choice", ask("q", "B", "Paris"))
+    with pytest.raises(ConfigurationError, match="'Paris' or 'Rome' is not the letter of a choice"):
+        check_problem("multiple_choice", ask("q", "Paris", "Rome"))
+
+
+def test_the_first_of_several_terms_may_add_nothing_and_say_what_is_right():
+    counted, silent = TermConfig(kind="exact"), TermConfig(kind="math", best=0.0)
+    assert RewardConfig(terms=(silent, counted)).terms[0].best == 0.0
+    for terms in ((silent,), (counted, silent)):
+        with pytest.raises(ValueError, match="would say nothing"):
+            RewardConfig(terms=terms)

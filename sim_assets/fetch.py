@@ -201,6 +201,8 @@ def _place(target: Path) -> Iterator[Path]:
             os.replace(target, room / "old")
         os.replace(room / "new", target)
     except OSError as error:
+        if (room / "old").exists() and not target.exists():
+            os.replace(room / "old", target)
         raise AssetError(
             f"{target} could not be put in place: {error}. Nothing was installed. Make room, or set another folder."
         ) from None

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import threading
 import zipfile
 from pathlib import Path
@@ -284,6 +285,26 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "cache" / ".embodied").write_text("a file where records go")
     with pytest.raises(AssetError, match="is in place, but the record"):
         fetch(asset, given)
+
+
+def test_what_was_there_stays_where_the_new_cannot_take_its_place(tmp_path, monkeypatch):
+    given = tmp_path / "own"
+    given.mkdir()
+    (given / "a.obj").write_text("a")
+    asset = asset_of("http://nowhere/cups.zip", b"")
+    fetch(asset, given)
+    (given / "a.obj").write_text("b")
+    replace = os.replace
+
+    def refuse(source, target):
+        if Path(source).name == "new":
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(AssetError, match="could not be put in place"):
+        fetch(asset, given)
+    assert (asset.folder / "a.obj").read_text() == "a"
 
 
 def test_a_variable_that_names_no_folder_spoils_its_own_asset_alone(capsys, monkeypatch):

@@ -202,10 +202,12 @@ def _require_fit(description: dict[str, Any], interface: Interface) -> None:
             "Evaluate it where it was trained, with the same observation, cameras, picture size and control mode."
         )
     if sizes:
+        height, width = trained.image_height, trained.image_width
+        option = height if height == width else f"[{height},{width}]"
         _warn_once(
-            f"this policy saw pictures of {trained.image_height} x {trained.image_width} pixels in training, and the "
+            f"this policy saw pictures of {height} x {width} pixels in training, and the "
             f"environment shows {interface.image_height} x {interface.image_width}: it resizes them, and may fare "
-            f"otherwise than with env.image_size={trained.image_height}."
+            f"otherwise than with env.image_size={option}."
         )
 
 

@@ -69,6 +69,14 @@ def test_a_policy_that_resizes_takes_pictures_of_any_size_and_one_warning_says_s
     assert act(policy, shown(96, 4)).actions.shape == (2, 2, 3)
 
 
+def test_the_option_that_shows_what_was_seen_has_height_and_width_where_they_differ(caplog):
+    registry._warn_once.cache_clear()
+    wide = dataclasses.replace(SEEN, image_width=96)
+    policy = policies.build("openvla_oft/tiny", wide, sizes={"layers": 1, "vision_layers": 2})
+    registry.check_interface(policy, SEEN)
+    assert "env.image_size=[64,96]" in caplog.text
+
+
 def test_a_policy_that_does_not_resize_is_refused_before_its_weights_are_read(built, tmp_path):
     policies.save(built["cnn"], tmp_path)
     (tmp_path / "model.safetensors").unlink()

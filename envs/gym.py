@@ -244,7 +244,7 @@ def _without_screen() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ["SDL_VIDEODRIVER"]
+        os.environ.pop("SDL_VIDEODRIVER", None)
 
 
 def _action_codec(

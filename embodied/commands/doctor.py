@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.commands.common import add_verb
 from embodied.errors import EXIT_DONE, EXIT_FAILED, EmbodiedError, RefusedInput
+from embodied.runs.files import require_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,10 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.deadline < math.inf:
         raise RefusedInput(f"--deadline is {args.deadline:g}; expected a number of seconds above 0")
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedInput(f"--out {args.out} is no folder for pictures: {error.strerror}; choose another") from None
+    require_writable(args.out, "--out")
     console = Console(stderr=args.json, highlight=False)
     findings: list[Finding] = []
     if args.mend:

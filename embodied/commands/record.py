@@ -9,6 +9,7 @@ from typing import Any
 
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, RefusedInput
+from embodied.runs.files import require_writable
 
 
 def add_parser(subparsers: Any) -> None:
@@ -50,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
     policy = registry.load(folder)
     run_folder = find_run(args.policy)
     out = args.out or (run_folder / "videos" if run_folder else Path("videos"))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedInput(
-            f"{out} is no folder to write videos to: {error.strerror}; choose another with --out"
-        ) from None
+    require_writable(out, "--out")
     require_encoder()
     at_once = min(args.episodes, env_config.num_envs) if args.separate else args.episodes
     with recording_env(env_config, at_once) as env:

@@ -93,7 +93,7 @@ class RolloutRecorder:
         self._spec: EnvSpec = env.spec
         if plan.options.keep != "all" and not env.spec.has_success:
             raise ConfigurationError(
-                f"record.keep={plan.options.keep} would keep nothing: {env.spec.id} does not say what a success is. "
+                f"record.keep={plan.options.keep} cannot be told: {env.spec.id} does not say what a success is. "
                 "Use record.keep=all."
             )
         filmed = [row for row, number in enumerate(env_ids.tolist()) if number < plan.options.envs]

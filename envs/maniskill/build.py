@@ -137,15 +137,16 @@ def build_task(config: ManiSkillConfig, *, batch: int | None, device: str = "cpu
         return _build(config, task, batch, device)
     except RefusedInput:
         raise
-    except Exception:
+    except Exception as error:
         # ManiSkill takes any robot for any task, and fails in any way with those that a task was not made for
         supported = task.cls.SUPPORTED_ROBOTS
         if config.robot is None or not supported or config.robot in supported:
             raise
         names = ", ".join(name if isinstance(name, str) else " and ".join(name) for name in supported)
         raise ConfigurationError(
-            f"Robot {config.robot!r} (env.robot) does not work in {config.task}, which is made for: {names}."
-        ) from None
+            f"Robot {config.robot!r} (env.robot) does not work in {config.task}, which is made for: {names}. "
+            f"Building it failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def _build(config: ManiSkillConfig, task: RegisteredTask, batch: int | None, device: str) -> BaseEnv:

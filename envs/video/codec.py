@@ -22,9 +22,9 @@ import numpy as np
 from embodied.errors import RefusedInput, WorkerError
 from envs.video.overlay import title_bar
 
-# `veryfast` is within a few percent of the default's size on rendered scenes at a third of its time
 _FULL_BYTES = 1 << 20  # a disk with less than this is full
 _BOX = struct.Struct(">I4s")  # what every part of an MP4 file begins with: its length and kind
+# `veryfast` is within a few percent of the default's size on rendered scenes at a third of its time
 _ENCODER_OPTIONS = ["-preset", "veryfast", "-crf", "20", "-threads", "1", "-movflags", "+faststart", "-f", "mp4"]
 
 

@@ -74,7 +74,7 @@ def test_simulator_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -> Non
         ("--deadline", "0", "above 0"),
         ("--deadline", "-3", "above 0"),
         ("--deadline", "nan", "above 0"),
-        ("--out", __file__, "no folder for pictures"),
+        ("--out", __file__, "cannot be written: File exists; choose another with --out"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(option: str, value: str, said: str, capsys, monkeypatch, tmp_path) -> None:

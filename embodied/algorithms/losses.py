@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+import pydantic
 import torch
 
 from embodied.algorithms.masked import fill, require_mask, require_shape
@@ -52,7 +53,7 @@ class Clip:
 
     low: float = 0.2
     high: float = 0.2
-    dual: float | None = None
+    dual: Annotated[float, pydantic.AllowInfNan(True)] | None = None  # refused below, as whoever calls this expects
     log_ratio: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

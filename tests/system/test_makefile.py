@@ -77,3 +77,10 @@ def test_ci_entry_has_no_syntax_error_and_runs_the_tests() -> None:
     assert os.access(script, os.X_OK)
     subprocess.run([shutil.which("bash") or "bash", "-n", str(script)], check=True)
     assert "make test" in script.read_text()
+
+
+def test_training_the_example_ends_by_naming_the_recipe_that_learns_from_pictures():
+    following = "embodied train maniskill_ppo_openvla_oft_tiny"
+    assert following in make("-n", "train").stdout.splitlines()[-1]
+    assert (HOME / "configs" / "maniskill_ppo_openvla_oft_tiny.yaml").is_file()
+    assert following not in make("-n", "train", "RECIPE=gym_cartpole_ppo_mlp").stdout

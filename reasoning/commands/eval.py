@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
             check_problem(term.kind, problem)
     device = resolve_device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
+    out = args.out or _home(Path(args.model)) / "evaluation"
+    require_writable(out, "--out")
     model = load_model(source, dtype=dtype, device=device)
     longest = max(len(prompter.tokens(problem)) for problem in problems)
     engine = NativeEngine(
@@ -111,9 +113,7 @@ def run(args: argparse.Namespace) -> int:
         slots=min(args.slots, len(problems) * evaluation.attempts),
         capacity=longest + evaluation.sampling.max_new_tokens,
     )
-    out = args.out or _home(Path(args.model)) / "evaluation"
     with RewardFunction(options) as reward:
-        require_writable(out, "--out")
         print(said, file=sys.stderr)
         results = asyncio.run(evaluate(engine, prompter, problems, reward, evaluation, _progress))
     described = {

@@ -179,6 +179,12 @@ def test_evaluation_is_refused_before_anything_is_generated(model, here, words, 
     assert set(here.rglob("*")) == before
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_model_is_loaded(model, here, monkeypatch, capsys):
+    monkeypatch.setattr("reasoning.models.loading.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    assert main(["eval", model, "sums.jsonl", "--max-new-tokens", "4", "--out", "sums.jsonl"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -81,7 +81,7 @@ def main() -> None:
     cases: list[tuple[str, dict, int, int, int]] = []
     for task in MANISKILL:
         cases.append((f"maniskill/{task}", {}, 1, 64, 64))
-    for task in ("PushCube-v1", "PullCube-v1", "PutOnPlate-v1"):
+    for task in ("PushCube-v1", "PullCube-v1", "PickCube-v1", "PutOnPlate-v1"):
         cases.append((f"maniskill/{task}", {"control_mode": "pd_ee_delta_pos"}, 1, 64, 64))
     for suite in LIBERO:
         cases.append((f"libero/{suite}", {"cameras": (), "mode": "fast"}, 10, args.worlds, args.worlds))

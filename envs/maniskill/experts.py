@@ -23,13 +23,22 @@ _HALF_CUBE = 0.02
 _REACH = 0.035  # metres between the hand and the side of a cube it pushes
 
 
-def _act(hand: torch.Tensor, target: torch.Tensor, gripper: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """float32 [n, 7]: towards `target` [n, 3], turning by `turn` [n] radians about the vertical, `gripper` [n]."""
+def _act(
+    hand: torch.Tensor, target: torch.Tensor, gripper: torch.Tensor, turn: torch.Tensor, gain: float = 1.0
+) -> torch.Tensor:
+    """float32 [n, 7]: `gain` of the way to `target` [n, 3], turned by `turn` [n] radians about the vertical, `gripper`
+    [n]."""
     action = torch.zeros(len(hand), 7)
-    action[:, :3] = ((target - hand) / _FULL_MOVE).clamp(-1, 1)
+    action[:, :3] = (gain * (target - hand) / _FULL_MOVE).clamp(-1, 1)
     action[:, 5] = (-turn / _FULL_TURN).clamp(-1, 1)  # ManiSkill scales rotations by their negative lower bound
     action[:, 6] = gripper
     return action
+
+
+def _gain(gentle: bool) -> float:
+    """Going half of what is left in each step answers a disturbance over several steps. A policy that decides several
+    actions at once cannot see the disturbances among them, so sudden answers are noise to it."""
+    return 0.5 if gentle else 1.0
 
 
 def _up(metres: float) -> torch.Tensor:
@@ -46,7 +55,9 @@ def _square_turn(hand: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
     return (side - fingers + quarter / 2) % quarter - quarter / 2
 
 
-def _take(state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor, turning: bool = True) -> torch.Tensor:
+def _take(
+    state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor, turning: bool = True, gentle: bool = False
+) -> torch.Tensor:
     """Actions that bring open fingers around a cube from above, square to it if `turning`, and close them.
 
     How high the hand stays follows from how far aside and how far turned it is, without phases: a hand that was pushed
@@ -54,18 +65,23 @@ def _take(state: torch.Tensor, hand: torch.Tensor, cube: torch.Tensor, turning: 
     """
     turn = _square_turn(hand[:, 3:], cube[:, 3:]) if turning else torch.zeros(len(state))
     away = (hand[:, :2] - cube[:, :2]).norm(dim=1)
-    astray = torch.maximum((away - 0.01) / 0.03, (turn.abs() - 0.1) / 0.2).clamp(0, 1)
+    astray = torch.maximum((away - 0.01) / (0.06 if gentle else 0.03), (turn.abs() - 0.1) / 0.2).clamp(0, 1)
     target = cube[:, :3] + astray[:, None] * _up(_APPROACH)
-    around = (astray < 0.25) & ((hand[:, 2] - cube[:, 2]).abs() < 0.014)
+    around = (away < 0.0175) & (turn.abs() < 0.15) & ((hand[:, 2] - cube[:, 2]).abs() < 0.014)
     target = torch.where(around[:, None], hand[:, :3], target)
-    return _act(hand[:, :3], target, torch.where(around, _CLOSED, _OPEN), torch.where(around, 0.0, turn))
+    gripper = torch.where(around, _CLOSED, _OPEN)
+    return _act(hand[:, :3], target, gripper, torch.where(around, 0.0, turn), _gain(gentle))
 
 
-def pick_cube(state: torch.Tensor) -> torch.Tensor:
-    """PickCube-v1: take the cube, bring it to the goal and hold it there."""
+def pick_cube(state: torch.Tensor, turning: bool = True, gentle: bool = False) -> torch.Tensor:
+    """PickCube-v1: take the cube, bring it to the goal and hold it there.
+
+    Open fingers pass over a cube in any turn, and turn it square when they close, so the hand need not.
+    """
     grasped, hand, goal, cube = state[:, 18] > 0.5, state[:, 19:26], state[:, 26:29], state[:, 29:36]
-    carry = _act(hand[:, :3], hand[:, :3] + goal - cube[:, :3], torch.tensor(_CLOSED), torch.zeros(len(state)))
-    return torch.where(grasped[:, None], carry, _take(state, hand, cube))
+    none = torch.zeros(len(state))
+    carry = _act(hand[:, :3], hand[:, :3] + goal - cube[:, :3], torch.tensor(_CLOSED), none, _gain(gentle))
+    return torch.where(grasped[:, None], carry, _take(state, hand, cube, turning, gentle))
 
 
 def stack_cube(state: torch.Tensor) -> torch.Tensor:
@@ -117,23 +133,23 @@ def pull_cube(state: torch.Tensor) -> torch.Tensor:
     return _shove(state, -1.0)
 
 
-def put_on_plate(state: torch.Tensor, turning: bool = True) -> torch.Tensor:
+def put_on_plate(state: torch.Tensor, turning: bool = True, gentle: bool = False) -> torch.Tensor:
     """PutOnPlate-v1: take the object, lift it, bring it over the plate, lower it, let go and leave."""
     hand, grasped, thing = state[:, 18:25], state[:, 25] > 0.5, state[:, 26:33]
     surface, rest = thing[:, :3] + state[:, 43:46], state[:, 46]
     offset = thing[:, :3] - surface
     away = offset[:, :2].norm(dim=1)
     placed = (away < 0.03) & (offset[:, 2] < rest + 0.005)
-    height = torch.stack([torch.zeros_like(rest), torch.zeros_like(rest), rest], dim=1)
-    over, high = away < 0.015, offset[:, 2] > rest + 0.05
-    straight_up = torch.cat([thing[:, :2], surface[:, 2:] + height[:, 2:] + 0.08], dim=1)
-    above = surface + height + _up(0.07)
-    aim = torch.where(over[:, None], surface + height, torch.where(high[:, None], above, straight_up))
+    # high while it is aside, and aside until it is high; all of it changes steadily with where the object is
+    high = ((offset[:, 2] - rest - 0.01) / 0.04).clamp(0, 1)
+    height = rest + 0.08 * ((away - 0.01) / 0.03).clamp(0, 1)
+    free = torch.where(away < 0.04, 1.0, high)
+    aim = torch.cat([thing[:, :2] - free[:, None] * offset[:, :2], (surface[:, 2] + height)[:, None]], dim=1)
     none = torch.zeros(len(state))
-    carry = _act(hand[:, :3], hand[:, :3] + aim - thing[:, :3], torch.tensor(_CLOSED), none)
+    carry = _act(hand[:, :3], hand[:, :3] + aim - thing[:, :3], torch.tensor(_CLOSED), none, _gain(gentle))
     rise = torch.where(state[:, _FINGER] < 0.035, 0.0, 0.06)  # the fingers open first
     leave = _act(hand[:, :3], hand[:, :3] + rise[:, None] * _up(1.0), torch.tensor(_OPEN), none)
-    action = torch.where(grasped[:, None], carry, _take(state, hand, thing, turning))
+    action = torch.where(grasped[:, None], carry, _take(state, hand, thing, turning, gentle))
     return torch.where(placed[:, None], leave, action)
 
 
@@ -145,10 +161,13 @@ EXPERTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "PutOnPlate-v1": put_on_plate,
 }
 
-TURNING = frozenset({"PickCube-v1", "StackCube-v1"})
+TURNING = frozenset({"StackCube-v1"})
 """Tasks whose experts turn the hand, and so need control of its rotation."""
 
-STRAIGHT = {"PutOnPlate-v1": functools.partial(put_on_plate, turning=False)}
+STRAIGHT = {
+    "PickCube-v1": functools.partial(pick_cube, turning=False, gentle=True),
+    "PutOnPlate-v1": functools.partial(put_on_plate, turning=False, gentle=True),
+}
 """Experts for `without_turns` that do without turning what they would do better with it."""
 
 _TRANSLATION_AND_GRIPPER = [0, 1, 2, 6]

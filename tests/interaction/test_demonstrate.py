@@ -222,7 +222,7 @@ def test_refusals_name_the_reason_and_exit_with_2(words, said, tmp_path, monkeyp
     ("words", "said"),
     [
         (["maniskill/NoSuch-v1"], "There is no scripted expert for maniskill/NoSuch-v1"),
-        (["maniskill/PickCube-v1", "env.control_mode=pd_ee_delta_pos"], "turns the hand"),
+        (["maniskill/StackCube-v1", "env.control_mode=pd_ee_delta_pos"], "turns the hand"),
         (["maniskill/PushCube-v1", "--preview", "-1"], "--preview is -1"),
         (["maniskill/PushCube-v1", "-n", "0"], "episodes is 0"),
         (["maniskill/PushCube-v1", "--noise", "nan"], "noise is nan"),

@@ -7,7 +7,7 @@ from embodied.config import parse
 from embodied.errors import ConfigurationError
 from envs.api import Assignments
 from envs.maniskill.config import ManiSkillConfig
-from envs.maniskill.experts import EXPERTS, without_turns
+from envs.maniskill.experts import EXPERTS, STRAIGHT, without_turns
 from envs.maniskill.factory import make_batch
 
 STATE = {"id": "maniskill/PushCube-v1", "rendering": "never", "sim_backend": "cpu"}
@@ -53,6 +53,28 @@ def test_the_smooth_reward_grows_towards_success_which_pays_one_more():
     env.close()
     assert not active.any()
     assert bool((paid[-1] > paid[0] + 1).all())
+
+
+def test_a_cube_is_picked_up_without_turning_the_hand():
+    env = make(num_envs=8, id="maniskill/PickCube-v1", control_mode="pd_ee_delta_pos")
+    env.reset(torch.arange(8), Assignments.from_seeds(range(8)))
+    script = without_turns(STRAIGHT["PickCube-v1"])
+    active = torch.ones(8, dtype=torch.bool)
+    for _ in range(50):
+        active = active & ~env.step(script(env.observe().state), active).success
+        if not active.any():
+            break
+    env.close()
+    assert not active.any()
+
+
+def test_gentle_experts_answer_with_half_of_what_is_left():
+    state = torch.zeros(1, 42)
+    state[0, 18] = 1.0  # held
+    state[0, 26:29] = torch.tensor([0.04, -0.02, 0.3])  # where the goal is; the cube is at the origin
+    quick, gentle = EXPERTS["PickCube-v1"](state), STRAIGHT["PickCube-v1"](state)
+    assert quick[0, :3].tolist() == pytest.approx([0.4, -0.2, 1.0])
+    assert gentle[0, :3].tolist() == pytest.approx([0.2, -0.1, 1.0])  # a step's own limit stays
 
 
 @pytest.mark.parametrize(

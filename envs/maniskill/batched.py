@@ -27,7 +27,7 @@ class BatchedManiSkill(ManiSkillBatch):
         self._parts = action_parts(self._env)
         info = self._env.get_info()
         self._full = full_state(self._env, info)
-        self._sensed = sensed_state(self._env, info) if self._shows_sensed else None
+        self._sensed = sensed_state(self._env, info, velocities=self._config.velocities) if self._shows_sensed else None
         self.spec = task_spec(
             self._env,
             config,
@@ -59,7 +59,7 @@ class BatchedManiSkill(ManiSkillBatch):
         full, reward, terminated, truncated, info = self._env.step(split_action(actions, self._parts))
         self._full = full.float()
         if self._sensed is not None:
-            self._sensed = sensed_state(self._env, info)
+            self._sensed = sensed_state(self._env, info, velocities=self._config.velocities)
         self._started[:] = False
         success = info.get("success", torch.zeros(self.num_envs)).bool()
         return BatchStep(
@@ -80,7 +80,9 @@ class BatchedManiSkill(ManiSkillBatch):
         started = self._started[:, None]
         self._full = torch.where(started, full_state(self._env, info), self._full)
         if self._sensed is not None:
-            self._sensed = torch.where(started, sensed_state(self._env, info), self._sensed)
+            self._sensed = torch.where(
+                started, sensed_state(self._env, info, velocities=self._config.velocities), self._sensed
+            )
         self._started[:] = False
 
     def _images(self, rows: Sequence[int]) -> torch.Tensor:

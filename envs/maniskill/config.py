@@ -27,6 +27,8 @@ class ManiSkillConfig(EnvConfig):
     spread: objects start so many times further from the middle of their area, along x and y, than the task puts them;
         a target that is placed relative to its object moves with it. Physics, success and rewards are the same.
     robot_visual: "lowpoly" draws the robot by its collision meshes: several times cheaper, and coarser pictures.
+    velocities: whether the joints' velocities are part of what the robot senses (obs: rgb). A policy that is fitted to
+        smooth demonstrations can tell most actions from them, and then hardly looks at the pictures.
     hidden: names of objects (e.g. "ground", "table-workspace") left out of the policy cameras' pictures.
     sim_backend: "cpu" is exact and portable, "cuda" steps all environments on a GPU; "auto" is "cuda" where both a GPU
         and GPU physics are usable, else "cpu".
@@ -47,6 +49,7 @@ class ManiSkillConfig(EnvConfig):
     field_of_view: float | None = None
     spread: tuple[float, float] = (1.0, 1.0)
     robot_visual: Literal["stock", "lowpoly"] = "stock"
+    velocities: bool = True
     hidden: tuple[str, ...] = ()
     sim_backend: Literal["auto", "cpu", "cuda"] = "auto"
     stepping: Literal["auto", "batched", "single"] = "auto"
@@ -64,6 +67,8 @@ class ManiSkillConfig(EnvConfig):
             raise ValueError(f"cameras names one camera twice: {', '.join(self.cameras)}")
         if not all(0 <= factor <= 4 for factor in self.spread):
             raise ValueError(f"spread is {self.spread}; both factors must be from 0 to 4")
+        if not self.velocities and self.obs != "rgb":
+            raise ValueError(f"velocities: false has no effect with obs: {self.obs}, which shows the full state")
         if self.sim_backend == "cuda" and self.stepping == "single":
             raise ValueError("stepping: single is for CPU physics; sim_backend: cuda steps all environments together")
         looks = (self.image_size, self.cameras, self.field_of_view, self.hidden or None)

@@ -27,7 +27,12 @@ class StockManiSkill(ManiSkillBatch):
         infos = [env.get_info() for env in self._envs]
         self._full = torch.cat([full_state(env, info) for env, info in zip(self._envs, infos, strict=True)])
         if self._shows_sensed:
-            self._sensed = torch.cat([sensed_state(env, info) for env, info in zip(self._envs, infos, strict=True)])
+            self._sensed = torch.cat(
+                [
+                    sensed_state(env, info, velocities=self._config.velocities)
+                    for env, info in zip(self._envs, infos, strict=True)
+                ]
+            )
         self.spec = task_spec(
             first,
             config,
@@ -40,7 +45,7 @@ class StockManiSkill(ManiSkillBatch):
     def _show(self, row: int, full: torch.Tensor, info: dict[str, Any]) -> None:
         self._full[row] = full[0].float()
         if self._sensed is not None:
-            self._sensed[row] = sensed_state(self._envs[row], info)[0]
+            self._sensed[row] = sensed_state(self._envs[row], info, velocities=self._config.velocities)[0]
 
     def reset(self, rows: torch.Tensor, assignments: Assignments) -> None:
         seeds = self._check_assignments(assignments)

@@ -27,15 +27,26 @@ def full_state(env: BaseEnv, info: dict[str, Any]) -> torch.Tensor:
     return env.get_obs(info).float()
 
 
-def sensed_state(env: BaseEnv, info: dict[str, Any]) -> torch.Tensor:
-    """float32 [n, S]: what ManiSkill's image observation contains besides images: proprioception and goals."""
+def sensed_state(env: BaseEnv, info: dict[str, Any], *, velocities: bool) -> torch.Tensor:
+    """float32 [n, S]: what ManiSkill's image observation contains besides images: proprioception, with or without the
+    joints' velocities, and goals."""
     mode, struct = env._obs_mode, env.obs_mode_struct
     env._obs_mode, env.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
     try:
         parts = {"agent": env._get_obs_agent(), "extra": env._get_obs_extra(info)}
     finally:
         env._obs_mode, env.obs_mode_struct = mode, struct
+    if not velocities:
+        _drop(parts["agent"], "qvel")
     return common.flatten_state_dict(parts, use_torch=True, device=env.device).float()
+
+
+def _drop(parts: dict[str, Any], name: str) -> None:
+    """Remove `name` from nested dictionaries: tasks with several robots have one of each robot's parts."""
+    parts.pop(name, None)
+    for part in parts.values():
+        if isinstance(part, dict):
+            _drop(part, name)
 
 
 class Pictures:

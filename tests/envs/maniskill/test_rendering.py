@@ -52,6 +52,33 @@ def test_pictures_are_those_of_the_stock_environment():
 
 
 @needs_vulkan
+@pytest.mark.parametrize("stepping", ["batched", "single"])
+def test_the_state_beside_pictures_can_do_without_velocities(stepping):
+    shown = {}
+    for velocities in (True, False):
+        config = ManiSkillConfig(
+            id="maniskill/PickCube-v1",
+            obs="rgb",
+            image_size=16,
+            robot_visual="lowpoly",
+            stepping=stepping,
+            velocities=velocities,
+        )
+        env = make_batch(config, 2)
+        start(env, [5, 6])
+        for action in random_actions(env, 2):
+            env.step(action, everyone(env))
+        shown[velocities] = env.observe()
+        assert env.spec.state_dim == shown[velocities].state.shape[1]
+        env.close()
+    moving = shown[True].state[:, 9:18]
+    assert moving.abs().max() > 0.01
+    torch.testing.assert_close(moving, shown[True].privileged[:, 9:18])
+    assert torch.equal(shown[False].state, torch.cat([shown[True].state[:, :9], shown[True].state[:, 18:]], dim=1))
+    assert torch.equal(shown[False].privileged, shown[True].privileged)
+
+
+@needs_vulkan
 def test_only_the_rows_asked_for_are_shown_and_a_reset_shows_the_new_world(drawn):
     start(drawn, [0, 1, 2])
     first = drawn.observe()

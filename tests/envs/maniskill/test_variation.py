@@ -85,6 +85,7 @@ def test_gentle_experts_answer_with_half_of_what_is_left():
         ({"spread": [1.0, 9.0]}, ["from 0 to 4"]),
         ({"field_of_view": 50.0}, ["obs: state"]),
         ({"field_of_view": 200.0, "obs": "rgb"}, ["below 180"]),
+        ({"velocities": False}, ["no effect with obs: state"]),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(options, words):

@@ -35,6 +35,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--noise", type=float, default=0.0, help="disturb the expert's motions; labels stay clean (e.g. 0.2; default 0)"
     )
+    parser.add_argument(
+        "--wander",
+        type=int,
+        default=0,
+        help="begin with up to so many steps in a drawn direction, so that a policy has to look (e.g. 6; default 0)",
+    )
     parser.add_argument("--keep", choices=("successes", "all"), default="successes", help="which attempts to keep")
     parser.add_argument("--seed", type=int, default=0, help="of worlds and noise (default 0)")
     parser.add_argument("--preview", type=int, default=4, help="episodes in the preview video (default 4; 0: none)")
@@ -58,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     given = env_overrides(args.overrides)
     values = {"num_envs": min(args.episodes, _ENVIRONMENTS), **given, "id": args.env}
     config = expert_config(values)
-    names = ("episodes", "noise", "keep", "seed")
+    names = ("episodes", "noise", "wander", "keep", "seed")
     options = parse(DemonstrationConfig, {name: getattr(args, name) for name in names})
     folder = args.out or Path("data") / args.env.replace("/", "_").replace(":", "_")
     require_own_dataset(folder, args.env)

@@ -26,6 +26,7 @@ from envs.api import Assignments, EnvConfig, EnvSpec, Observation, StepResult, V
 from envs.video import Overlay, VideoRecorder
 
 _SEED_BITS = 31
+_WANDER_DOWN = 0.2  # of what the last translation could do downwards: there is a table
 
 
 @config
@@ -33,11 +34,14 @@ class DemonstrationConfig:
     """episodes: how many to keep.
     noise: standard deviation, as a fraction of half the action range, of what is added to the expert's translations;
         the labels stay the expert's own, so that recovering from mistakes is shown too (DART, Laskey et al. 2017).
-    keep: "successes" alone, or "all" attempts. seed: of worlds and noise.
+    wander: an attempt begins with up to so many steps (how many is drawn for each) in a drawn direction instead of the
+        expert's, so that where the hand is says little about where it has to go, and a policy learns to look.
+    keep: "successes" alone, or "all" attempts. seed: of worlds, noise and wandering.
     attempts: give up after so many attempts for every episode wanted."""
 
     episodes: int = 50
     noise: float = 0.0
+    wander: int = 0
     keep: Literal["successes", "all"] = "successes"
     seed: int = 0
     attempts: int = 5
@@ -47,6 +51,8 @@ class DemonstrationConfig:
             raise ValueError(f"episodes is {self.episodes}, attempts {self.attempts}; both must be at least 1")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise is {self.noise}; expected 0 to 1")
+        if self.wander < 0:
+            raise ValueError(f"wander is {self.wander}; expected 0 or more steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +96,9 @@ class _Recording:
         low, high = (torch.tensor(bound) for bound in (self.spec.action.low, self.spec.action.high))
         self._low, self._high = low, high
         self._spread = torch.zeros_like(low)
-        disturbed = list(expert_kind(self.spec.id).disturbed)
-        self._spread[disturbed] = options.noise * ((high - low) / 2)[disturbed]
+        self._disturbed_dims = list(expert_kind(self.spec.id).disturbed)
+        self._spread[self._disturbed_dims] = options.noise * ((high - low) / 2)[self._disturbed_dims]
+        self._wander_seed = derive_seed(options.seed, "wander")
 
     def run(self) -> int:
         """Play until enough episodes are kept; returns how many attempts there were in all."""
@@ -167,12 +174,27 @@ class _Recording:
         return result
 
     def _disturbed(self, advice: torch.Tensor) -> torch.Tensor:
-        if self.options.noise == 0:
-            return advice.clone()
+        """What is done instead of the expert's `advice` [n, A]."""
         numbers = np.array([attempt.number if attempt is not None else 0 for attempt in self._playing])
         steps = np.array([attempt.steps if attempt is not None else 0 for attempt in self._playing])
-        noise = RowNoise(self._noise_seed, numbers, steps).normal(advice.shape[1])
-        return torch.minimum(torch.maximum(advice + self._spread * noise, self._low), self._high)
+        actions = advice.clone()
+        if self.options.noise > 0:
+            noise = RowNoise(self._noise_seed, numbers, steps).normal(advice.shape[1])
+            actions = torch.minimum(torch.maximum(advice + self._spread * noise, self._low), self._high)
+        if self.options.wander > 0:
+            length, direction = self._wandering(numbers)
+            wanders = torch.from_numpy(steps) < length
+            for place, dim in enumerate(self._disturbed_dims):
+                actions[:, dim] = torch.where(wanders, direction[:, place], actions[:, dim])
+        return actions
+
+    def _wandering(self, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [n] and float32 [n, 3]: for how many steps each attempt wanders, and by which translations."""
+        drawn = RowNoise(self._wander_seed, numbers, np.zeros_like(numbers)).uniform(1 + len(self._disturbed_dims))
+        length = (drawn[:, 0] * (self.options.wander + 1)).long()
+        low, high = self._low[self._disturbed_dims].clone(), self._high[self._disturbed_dims]
+        low[-1] *= _WANDER_DOWN
+        return length, low + (high - low) * drawn[:, 1:]
 
     def _conclude(self, row: int, *, lost: bool) -> None:
         attempt = self._playing[row]
@@ -204,6 +226,7 @@ def record(
             "expert": "scripted",
             "env": env_options,
             "noise": options.noise,
+            **({"wander": options.wander} if options.wander else {}),
             "keep": options.keep,
             "seed": options.seed,
         }

@@ -40,7 +40,7 @@ def pendulum(monkeypatch):
     """A simulator that forgets its past to the bit (PhysX keeps a little of its contacts), given an expert."""
     kind = experts.ExpertKind(f"{__name__}:swing", {}, (0,))
     monkeypatch.setitem(experts._KINDS, "gym", kind)
-    return {"values": PENDULUM, "keep": "all", "noise": 0.2}
+    return {"values": PENDULUM, "keep": "all", "noise": 0.2, "wander": 6}
 
 
 def assert_equal_datasets(first, second):
@@ -92,6 +92,21 @@ def test_noise_disturbs_what_is_done_and_leaves_the_labels_alone(tmp_path):
         assert (difference[:, :3].abs() > 0).float().mean() > 0.5
         assert difference[:, 3:].abs().max() == 0  # rotation and gripper
         assert episode.actions.abs().max() <= 1
+
+
+def test_wandering_begins_an_attempt_and_leaves_the_labels_alone(tmp_path):
+    play(tmp_path, episodes=6, wander=5)
+    lengths = []
+    for episode in open_dataset(tmp_path):
+        assert torch.equal(episode.labels, EXPERTS["PushCube-v1"](episode.state))
+        wanders = (episode.actions != episode.labels).any(dim=1)
+        lengths.append(int(wanders.sum()))
+        assert lengths[-1] <= 5
+        assert wanders[: lengths[-1]].all()  # they come first
+        assert (episode.actions[: lengths[-1], :3] == episode.actions[0, :3]).all()  # in one direction
+        assert torch.equal(episode.actions[:, 3:], episode.labels[:, 3:])
+        assert episode.actions[:, 2].min() >= -1
+    assert len(set(lengths)) > 1
 
 
 def test_the_dataset_does_not_depend_on_how_many_environments_play(tmp_path, pendulum):
@@ -226,6 +241,7 @@ def test_refusals_name_the_reason_and_exit_with_2(words, said, tmp_path, monkeyp
         (["maniskill/PushCube-v1", "--preview", "-1"], "--preview is -1"),
         (["maniskill/PushCube-v1", "-n", "0"], "episodes is 0"),
         (["maniskill/PushCube-v1", "--noise", "nan"], "noise is nan"),
+        (["maniskill/PushCube-v1", "--wander", "-1"], "wander is -1"),
     ],
 )
 def test_what_has_no_expert_is_refused_before_a_folder_is_made(tmp_path, capsys, words, said):

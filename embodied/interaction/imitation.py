@@ -25,6 +25,7 @@ from embodied.interaction.augmentation import augment
 from embodied.interaction.imitation_data import prepare, split_episodes, whole_pictures
 from embodied.interaction.imitation_recipe import RECIPE_FILE, ImitationRecipe
 from embodied.interaction.recipe import resolve_device
+from embodied.interaction.seeing import learn_to_see, unsaid
 from embodied.learner.learner import Learner
 from embodied.learner.sharding import recompute_activations
 from embodied.random import derive_seed, generator
@@ -92,6 +93,7 @@ class Fit:
         self.progress = Progress()
         self._clock = time.monotonic()
         training, held_out = split
+        self._dataset, self._training = dataset, training
         self.policy = _build(recipe, dataset, training)
         screen.say(f"preparing {len(training) + len(held_out)} episodes, {len(held_out)} of them held out ...")
         with whole_pictures(self.policy):
@@ -108,6 +110,27 @@ class Fit:
         self.batch_size = min(recipe.learner.global_batch, len(self.training))
         self.steps_per_epoch = _steps_per_epoch(recipe, len(self.training))
         self.total = self.steps_per_epoch * recipe.learner.epochs
+
+    def look(self) -> None:
+        """Let the vision side learn alone, see `seeing`."""
+        options = self.recipe.seeing
+        _, state, privileged = demonstrated_numbers(self._dataset, self._training)
+        if privileged is None:
+            raise ConfigurationError(
+                "seeing.steps learns from what only the simulator knows, and these demonstrations have none of it "
+                "(ManiSkill's with env.obs=rgb do); set seeing.steps=0."
+            )
+        targets = unsaid(torch.from_numpy(state), torch.from_numpy(privileged))
+        screen = self.screen
+        screen.say(
+            f"learning to look: {options.steps:,} steps of the vision side, {targets.shape[1]} numbers a picture"
+        )
+
+        def report(step: int, error: float) -> None:
+            if step % 100 == 0:
+                screen.say(f"  look {step:,} of {options.steps:,}: squared error {error:.3f} (1: knows nothing)")
+
+        learn_to_see(self.policy, self.training.inputs, targets, options, self.recipe.seed, report)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -345,6 +368,8 @@ def _loop(run: Fit, resumed: bool) -> str:
     tensorboard = run.folder.tensorboard if recipe.logger.tensorboard else None
     log = MetricsLog(run.folder.metrics, tensorboard, after=progress.step if resumed else None)
     try:
+        if recipe.seeing.steps and progress.step == 0:
+            run.look()
         while (reason := run.over()) is None:
             metrics = run.advance()
             last = progress.step >= run.total

@@ -15,6 +15,7 @@ from embodied.config.compose import CONFIGS, compose_recipe
 from embodied.errors import ConfigurationError, suggest
 from embodied.interaction.augmentation import AugmentationConfig
 from embodied.interaction.recipe import CheckpointConfig, LoggerConfig, RunConfig, resolve_device
+from embodied.interaction.seeing import SeeingConfig
 from embodied.learner.learner import LearnerConfig
 from policies import registry
 from policies.api import PolicyConfig
@@ -102,6 +103,7 @@ class MachineConfig:
 _SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "augment": AugmentationConfig,
+    "seeing": SeeingConfig,
     "labels": LabelConfig,
     "learner": LearnerConfig,
     "schedule": ScheduleConfig,
@@ -123,6 +125,7 @@ class ImitationRecipe:
     policy: PolicyConfig
     data: DataConfig
     augment: AugmentationConfig | None
+    seeing: SeeingConfig
     labels: LabelConfig
     learner: LearnerConfig
     schedule: ScheduleConfig
@@ -227,6 +230,8 @@ def check(recipe: ImitationRecipe) -> None:
         )
     if recipe.labels.spread and (image is None or getattr(recipe.policy, "head", "tokens") != "tokens"):
         faults.append("labels.spread is about action bins, but this policy has none; set labels.spread=0")
+    if recipe.seeing.steps and image is None:
+        faults.append(f"seeing.steps is about vision-language-action policies, not {recipe.policy.name}; set it to 0")
     if learner.target_kl is not None:
         faults.append("learner.target_kl stops reinforcement learning; there is no acting policy here. Leave it out")
     if learner.global_batch is None:

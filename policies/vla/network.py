@@ -30,9 +30,11 @@ class OpenVLAModel(nn.Module):
         self.language_model = LanguageModel(llama)
 
     def reset_parameters(self) -> None:
-        """Fresh language model and projector from torch's global generator."""
+        """Fresh language model, projector and positions of patches from torch's global generator."""
         for part in (self.projector, self.language_model):
             initialise(part, self.architecture.llama.hidden_size)
+        self.projector.reset_parameters()
+        self.vision_backbone.reset_positions()
 
     def embed_pictures(self, pixels: torch.Tensor, condition: torch.Tensor | None = None) -> torch.Tensor:
         """[B, V, F, 3, H, W] normalised pixels -> [B, V * patches, D] embeddings."""

@@ -14,6 +14,8 @@ import timm
 import torch
 from torch import nn
 
+_POSITION = 2.0  # deviation of fresh position embeddings; a patch of normalised pixels has about 2 after timm's start
+
 
 class LayerScale(nn.Module):
     """A learned factor per channel, stored under the name checkpoints use (timm calls it `gamma`)."""
@@ -54,6 +56,16 @@ class VisionBackbone(nn.Module):
         self.fused_featurizer = _vit(timm_ids[1], image_size, overrides[1]) if len(timm_ids) == 2 else None
         self.image_size = image_size
         self.freeze_unread()
+
+    @torch.no_grad()
+    def reset_positions(self) -> None:
+        """Draw the patches' positions as large as what is in the patches.
+
+        timm's own start, a hundredth of that, suits pretraining on millions of pictures. From it, a small network needs
+        thousands of steps to tell where a thing of a few pixels is (docs/guide-vla.md).
+        """
+        for vit in self.featurizers:
+            nn.init.normal_(vit.pos_embed, std=_POSITION)
 
     def unread(self) -> list[nn.Module]:
         """Parts that checkpoints carry and nothing reads: each transformer's last block, final norm and pooling."""
@@ -114,6 +126,12 @@ class Projector(nn.Module):
         self.fc2 = nn.Linear(inner, hidden_size)
         self.fc3 = nn.Linear(hidden_size, hidden_size) if transformers == 2 else None
         self.act = nn.GELU()
+
+    def reset_parameters(self) -> None:
+        """Draw fresh weights after He et al. 2015, under which what and where mix from the start."""
+        for layer in (self.fc1, self.fc2, self.fc3):
+            if layer is not None:
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         x = self.fc2(self.act(self.fc1(features)))

@@ -115,20 +115,21 @@ class Fit:
         """Let the vision side learn alone, see `seeing`."""
         options = self.recipe.seeing
         _, state, privileged = demonstrated_numbers(self._dataset, self._training)
-        if privileged is None:
-            raise ConfigurationError(
-                "seeing.steps learns from what only the simulator knows, and these demonstrations have none of it "
-                "(ManiSkill's with env.obs=rgb do); set seeing.steps=0."
-            )
+        assert privileged is not None, "checked before the fit began"
         targets = unsaid(torch.from_numpy(state), torch.from_numpy(privileged))
         screen = self.screen
         screen.say(
             f"learning to look: {options.steps:,} steps of the vision side, {targets.shape[1]} numbers a picture"
         )
 
+        begun = time.monotonic()
+
         def report(step: int, error: float) -> None:
             if step % 100 == 0:
-                screen.say(f"  look {step:,} of {options.steps:,}: squared error {error:.3f} (1: knows nothing)")
+                left = spoken_time((time.monotonic() - begun) / step * (options.steps - step))
+                screen.say(
+                    f"  look {step:,} of {options.steps:,}, {left} left: squared error {error:.3f} (1: knows nothing)"
+                )
 
         learn_to_see(self.policy, self.training.inputs, targets, options, self.recipe.seed, report)
 
@@ -328,6 +329,11 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
     """
     torch.set_num_threads(recipe.machine.threads)
     dataset = open_datasets(recipe.data.folders)
+    if recipe.seeing.steps and not dataset.spec.privileged_dim:
+        raise ConfigurationError(
+            "seeing.steps learns from what only the simulator knows, and these demonstrations have none of it "
+            "(ManiSkill's with env.obs=rgb do); set seeing.steps=0."
+        )
     split = _split(recipe, dataset)
     if not resume:
         (folder.path / RECIPE_FILE).write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))

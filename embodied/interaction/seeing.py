@@ -64,7 +64,7 @@ def learn_to_see(
 
     What is learnt from is the mean of a picture's embeddings, as the decoder's first attention, which is nearly even,
     reads them. report: called with each step's number and mean squared error. Returns the average of the last fifth:
-    1 would be that of knowing nothing. Raises ConfigurationError without targets.
+    1 would be that of knowing nothing. Raises ConfigurationError without targets, and where the vision side is fixed.
     """
     if targets.shape[1] == 0:
         raise ConfigurationError("seeing.steps: the simulator tells nothing here that the state does not; set it to 0")
@@ -73,6 +73,11 @@ def learn_to_see(
         torch.manual_seed(derive_seed(seed, "seeing"))
         head = nn.Linear(model.architecture.llama.hidden_size, targets.shape[1]).to(policy.device)
     learnt = [*model.vision_backbone.parameters(), *model.projector.parameters()]
+    if not any(p.requires_grad for p in learnt):
+        raise ConfigurationError(
+            "seeing.steps: the vision side of this policy is fixed (policy.lora trains adapters on the decoder alone); "
+            "set it to 0, or leave policy.lora out"
+        )
     parameters = [p for p in [*learnt, *head.parameters()] if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
     draws = generator(seed, "seeing")

@@ -146,6 +146,10 @@ def test_looking_is_refused_where_nothing_is_known(tmp_path):
         compose_sft("mlp", [str(tmp_path / "set")], ["seeing.steps=2"])
     with pytest.raises(ConfigurationError, match="lr is 0"):
         compose_sft("openvla_oft/tiny", [str(tmp_path / "set")], ["seeing.lr=0"])
+    adapted = fresh()
+    adapted.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="vision side of this policy is fixed"):
+        learn_to_see(adapted, TensorDict({}, batch_size=[9]), torch.rand(9, 2), SeeingConfig(steps=1), seed=0)
     state = torch.rand(9, 2)
     with pytest.raises(ConfigurationError, match="tells nothing here"):
         learn_to_see(fresh(), TensorDict({}, batch_size=[9]), unsaid(state, state), SeeingConfig(steps=1), seed=0)

@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Compose, check, fit; say where the policy is and how to evaluate it."""
     import yaml
 
-    from embodied.datasets import open_datasets
-    from embodied.interaction.imitation import fit
+    from embodied.interaction.imitation import demonstrations, fit
     from embodied.interaction.imitation_recipe import compose_sft, load_sft_recipe
     from embodied.runs.folder import RunFolder, create_run_folder
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resume is not None:
         folder = RunFolder(args.resume.resolve())
     else:
-        open_datasets(recipe.data.folders)  # refused before anything is written
+        demonstrations(recipe)  # refused before anything is written
         exact = Path(recipe.run.folder) if recipe.run.folder else None
         folder = create_run_folder(Path(recipe.run.root), recipe.name, exact)
     try:

@@ -305,6 +305,18 @@ def _split(recipe: ImitationRecipe, dataset: EpisodeDataset) -> tuple[list[int],
     return training, held_out
 
 
+def demonstrations(recipe: ImitationRecipe) -> tuple[EpisodeDataset, tuple[list[int], list[int]]]:
+    """The recipe's dataset, and its episodes to learn from and to hold out. Raises ConfigurationError or AssetError for
+    one that this fit cannot use; writes nothing."""
+    dataset = open_datasets(recipe.data.folders)
+    if recipe.seeing.steps and not dataset.spec.privileged_dim:
+        raise ConfigurationError(
+            "seeing.steps learns from what only the simulator knows, and these demonstrations have none of it "
+            "(ManiSkill's with env.obs=rgb do); set seeing.steps=0."
+        )
+    return dataset, _split(recipe, dataset)
+
+
 def _build(recipe: ImitationRecipe, dataset: EpisodeDataset, training: list[int]) -> Policy:
     """The policy with the dataset's interface and statistics. Raises ConfigurationError for one that cannot imitate."""
     interface = registry.interface_of(dataset.spec)
@@ -328,13 +340,7 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
     Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
     """
     torch.set_num_threads(recipe.machine.threads)
-    dataset = open_datasets(recipe.data.folders)
-    if recipe.seeing.steps and not dataset.spec.privileged_dim:
-        raise ConfigurationError(
-            "seeing.steps learns from what only the simulator knows, and these demonstrations have none of it "
-            "(ManiSkill's with env.obs=rgb do); set seeing.steps=0."
-        )
-    split = _split(recipe, dataset)
+    dataset, split = demonstrations(recipe)
     if not resume:
         (folder.path / RECIPE_FILE).write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
     result = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}

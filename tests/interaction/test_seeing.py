@@ -5,6 +5,7 @@ import torch
 from tensordict import TensorDict
 
 import policies
+from embodied.commands.main import main
 from embodied.datasets import DatasetWriter, Episode
 from embodied.errors import ConfigurationError
 from embodied.interaction.imitation import fit
@@ -139,7 +140,11 @@ def test_a_fit_can_begin_with_looking(tmp_path):
     assert last[0] == last[1]
 
 
-def test_looking_is_refused_where_nothing_is_known(tmp_path):
+def test_looking_is_refused_where_nothing_is_known(tmp_path, capsys):
+    arguments = ["sft", "openvla_oft/tiny", str(record(tmp_path / "bare", privileged=False)), "seeing.steps=2"]
+    assert main([*arguments, f"run.folder={tmp_path / 'fit'}"]) == 2
+    assert "seeing.steps=0" in capsys.readouterr().err
+    assert not (tmp_path / "fit").exists()
     with pytest.raises(ConfigurationError, match=r"none of it .*seeing\.steps=0"):
         run(tmp_path, record(tmp_path / "set", privileged=False), "seeing.steps=2")
     with pytest.raises(ConfigurationError, match="not mlp; set it to 0"):

@@ -14,7 +14,7 @@ import timm
 import torch
 from torch import nn
 
-_POSITION = 2.0  # deviation of fresh position embeddings; a patch of normalised pixels has about 2 after timm's start
+_POSITION = 2.0  # deviation of fresh position embeddings; patches of pictures come out at 0.4 to 0.8
 
 
 class LayerScale(nn.Module):
@@ -59,10 +59,10 @@ class VisionBackbone(nn.Module):
 
     @torch.no_grad()
     def reset_positions(self) -> None:
-        """Draw the patches' positions as large as what is in the patches.
+        """Draw the patches' positions larger than what is in the patches.
 
-        timm's own start, a hundredth of that, suits pretraining on millions of pictures. From it, a small network needs
-        thousands of steps to tell where a thing of a few pixels is (docs/guide-vla.md).
+        timm's own start, a hundredth of that, suits pretraining on millions of pictures. From it, a small network
+        does not learn in hundreds of steps where a thing of a few pixels is (docs/demonstrations.md).
         """
         for vit in self.featurizers:
             nn.init.normal_(vit.pos_embed, std=_POSITION)

@@ -19,6 +19,8 @@ from envs.libero.task import Task
 
 _GAIN = 20.0  # action per metre of error; an action of 1 asks for 5 cm
 _OPEN, _CLOSE = -1.0, 1.0
+_GLIDE = 0.1  # metres from the target where what is carried begins to come down: a policy that sees one picture cannot
+#               tell a hand that is to stop and go down from one that has yet to arrive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,9 @@ class Expert:
                 goal = _raised(held, skill.lift)
                 return goal, bool(abs(goal[2] - hand[2]) < 0.02)
             case Phase.OVER:
-                goal = np.array([*(target + carried)[:2], held[2]])
+                goal = _raised(target + carried, skill.release)
+                aside = np.linalg.norm((goal - hand)[:2])
+                goal[2] += np.clip((aside - 0.02) / _GLIDE, 0, 1) * max(held[2] - goal[2], 0)
                 return goal, bool(np.abs(goal - hand)[:2].max() < 0.01)
             case Phase.LOWER:
                 goal = _raised(target + carried, skill.release)

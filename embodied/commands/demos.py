@@ -22,6 +22,7 @@ def add_parser(subparsers: Any) -> None:
         [
             "embodied demos maniskill/PushCube-v1 -n 64 --noise 0.2 env.obs=rgb env.image_size=64",
             "embodied demos libero/libero_object -n 100 --out data/object env.image_size=128 env.mode=fast",
+            "embodied demos maniskill/PushCube-v1 -n 64 --policy runs/fit --policy-steps 20 --out data/push_again",
             "embodied demos maniskill/PickCube-v1 -n 50 --lerobot data/pickcube_lerobot",
             "embodied demos data/by_policy --lerobot data/by_policy_lerobot",
         ],
@@ -41,6 +42,12 @@ def add_parser(subparsers: Any) -> None:
         default=0,
         help="begin with up to so many steps in a drawn direction, so that a policy has to look (e.g. 6; default 0)",
     )
+    parser.add_argument(
+        "--policy", default="", help="let this policy play the first steps of attempts; the expert labels them (DAgger)"
+    )
+    parser.add_argument(
+        "--policy-steps", type=int, metavar="N", help="up to how many steps it plays (default: half an episode)"
+    )
     parser.add_argument("--keep", choices=("successes", "all"), default="successes", help="which attempts to keep")
     parser.add_argument("--seed", type=int, default=0, help="of worlds and noise (default 0)")
     parser.add_argument("--preview", type=int, default=4, help="episodes in the preview video (default 4; 0: none)")
@@ -56,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from embodied.datasets import open_dataset
     from embodied.datasets.lerobot_export import Pictures, export_lerobot
     from embodied.interaction.demonstrate import DemonstrationConfig, film_demonstrations, record
+    from embodied.interaction.evaluate import find_policy, require_fit
     from embodied.interaction.experts import expert_config, expert_kind
     from embodied.runs.progress import RunProgress
 
@@ -64,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
     given = env_overrides(args.overrides)
     values = {"num_envs": min(args.episodes, _ENVIRONMENTS), **given, "id": args.env}
     config = expert_config(values)
-    names = ("episodes", "noise", "wander", "keep", "seed")
+    names = ("episodes", "noise", "wander", "policy", "policy_steps", "keep", "seed")
     options = parse(DemonstrationConfig, {name: getattr(args, name) for name in names})
+    if options.policy:
+        require_fit(find_policy(options.policy), config)
     folder = args.out or Path("data") / args.env.replace("/", "_").replace(":", "_")
     require_own_dataset(folder, args.env)
     if args.preview < 0:

@@ -18,7 +18,9 @@ from embodied.config import config
 from embodied.datasets import DatasetWriter, FolderDataset
 from embodied.errors import ConfigurationError, RefusedInput, SimulatorError
 from embodied.interaction.episode_builder import EpisodeBuilder
+from embodied.interaction.evaluate import find_policy, weight_hashes
 from embodied.interaction.experts import expert_kind, make_expert_env, plain_spec, split_advice
+from embodied.interaction.novice import Novice
 from embodied.interaction.recording import FPS_WITHOUT_RATE, recording_env
 from embodied.random import RowNoise, derive_seed
 from embodied.runs.progress import RunProgress
@@ -36,12 +38,17 @@ class DemonstrationConfig:
         the labels stay the expert's own, so that recovering from mistakes is shown too (DART, Laskey et al. 2017).
     wander: an attempt begins with up to so many steps (how many is drawn for each) in a drawn direction instead of the
         expert's, so that where the hand is says little about where it has to go, and a policy learns to look.
-    keep: "successes" alone, or "all" attempts. seed: of worlds, noise and wandering.
+    policy: a saved policy that plays a part of every attempt, after wandering and before the expert, so that the expert
+        labels where the policy errs (DAgger, Ross et al. 2011); "" for none. It acts greedily.
+    policy_steps: how many steps that is at most (how many is drawn for each attempt); None for half an episode.
+    keep: "successes" alone, or "all" attempts. seed: of worlds, noise, wandering and steps of the policy.
     attempts: give up after so many attempts for every episode wanted."""
 
     episodes: int = 50
     noise: float = 0.0
     wander: int = 0
+    policy: str = ""
+    policy_steps: int | None = None
     keep: Literal["successes", "all"] = "successes"
     seed: int = 0
     attempts: int = 5
@@ -53,6 +60,10 @@ class DemonstrationConfig:
             raise ValueError(f"noise is {self.noise}; expected 0 to 1")
         if self.wander < 0:
             raise ValueError(f"wander is {self.wander}; expected 0 or more steps")
+        if self.policy_steps is not None and not self.policy:
+            raise ValueError("policy_steps says for how long a policy plays; say which with policy")
+        if self.policy_steps is not None and self.policy_steps < 1:
+            raise ValueError(f"policy_steps is {self.policy_steps}; expected 1 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +94,12 @@ class _Recording:
     """The attempts of one recording, spread over the environments."""
 
     def __init__(
-        self, env: VectorEnv, writer: DatasetWriter, options: DemonstrationConfig, screen: RunProgress
+        self,
+        env: VectorEnv,
+        writer: DatasetWriter,
+        options: DemonstrationConfig,
+        screen: RunProgress,
+        novice: Novice | None = None,
     ) -> None:
         self.env, self.writer, self.options, self.screen = env, writer, options, screen
         self.spec = plain_spec(env.spec)
@@ -99,6 +115,9 @@ class _Recording:
         self._disturbed_dims = list(expert_kind(self.spec.id).disturbed)
         self._spread[self._disturbed_dims] = options.noise * ((high - low) / 2)[self._disturbed_dims]
         self._wander_seed = derive_seed(options.seed, "wander")
+        self._novice = novice
+        self._novice_steps = self.spec.episode_steps // 2 if options.policy_steps is None else options.policy_steps
+        self._novice_seed = derive_seed(options.seed, "novice")
 
     def run(self) -> int:
         """Play until enough episodes are kept; returns how many attempts there were in all."""
@@ -124,6 +143,8 @@ class _Recording:
             for row in rows:
                 if self._playing[row] is None and self._wanted():
                     self._playing[row] = self._next_attempt()
+                    if self._novice is not None:
+                        self._novice.forget(row)
             observation = self._reset(reset)
             _, _, able = split_advice(observation, self.spec)
             rows = reset = [row for row in rows if self._playing[row] is not None and not bool(able[row])]
@@ -163,7 +184,7 @@ class _Recording:
 
     def _play(self, observation: Observation) -> StepResult:
         shown, advice, _ = split_advice(observation, self.spec)
-        actions = self._disturbed(advice)
+        actions = self._disturbed(advice, shown)
         for row, attempt in enumerate(self._playing):
             if attempt is not None:
                 attempt.see(shown, row, actions[row], advice[row].clone())
@@ -173,33 +194,49 @@ class _Recording:
                 attempt.feel(result.reward[row, 0], result.success[row, 0])
         return result
 
-    def _disturbed(self, advice: torch.Tensor) -> torch.Tensor:
-        """What is done instead of the expert's `advice` [n, A]."""
+    def _disturbed(self, advice: torch.Tensor, shown: Observation) -> torch.Tensor:
+        """What is done instead of the expert's `advice` [n, A] about what is `shown`."""
         numbers = np.array([attempt.number if attempt is not None else 0 for attempt in self._playing])
         steps = np.array([attempt.steps if attempt is not None else 0 for attempt in self._playing])
+        wanders, direction = self._wandering(numbers, steps)
         actions = advice.clone()
+        if self._novice is not None:
+            rows = self._novices(numbers, steps).nonzero().flatten()
+            if len(rows):
+                actions[rows] = self._novice.actions(shown, rows)
         if self.options.noise > 0:
             noise = RowNoise(self._noise_seed, numbers, steps).normal(advice.shape[1])
-            actions = torch.minimum(torch.maximum(advice + self._spread * noise, self._low), self._high)
-        if self.options.wander > 0:
-            length, direction = self._wandering(numbers)
-            wanders = torch.from_numpy(steps) < length
-            for place, dim in enumerate(self._disturbed_dims):
-                actions[:, dim] = torch.where(wanders, direction[:, place], actions[:, dim])
+            actions = torch.minimum(torch.maximum(actions + self._spread * noise, self._low), self._high)
+        for place, dim in enumerate(self._disturbed_dims):
+            actions[:, dim] = torch.where(wanders, direction[:, place], actions[:, dim])
         return actions
 
-    def _wandering(self, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [n] and float32 [n, 3]: for how many steps each attempt wanders, and by which translations."""
+    def _wander_length(self, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [n]: for how many steps each attempt wanders; float32 [n, 3] in (0, 1): draws of where."""
         drawn = RowNoise(self._wander_seed, numbers, np.zeros_like(numbers)).uniform(1 + len(self._disturbed_dims))
-        length = (drawn[:, 0] * (self.options.wander + 1)).long()
+        return (drawn[:, 0] * (self.options.wander + 1)).long(), drawn[:, 1:]
+
+    def _wandering(self, numbers: np.ndarray, steps: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool [n] and float32 [n, 3]: whether each attempt still wanders, and by which translations."""
+        length, drawn = self._wander_length(numbers)
         low, high = self._low[self._disturbed_dims].clone(), self._high[self._disturbed_dims]
         low[-1] *= _WANDER_DOWN
-        return length, low + (high - low) * drawn[:, 1:]
+        return torch.from_numpy(steps) < length, low + (high - low) * drawn
+
+    def _novices(self, numbers: np.ndarray, steps: np.ndarray) -> torch.Tensor:
+        """bool [n]: which attempts the policy plays now."""
+        drawn = RowNoise(self._novice_seed, numbers, np.zeros_like(numbers)).uniform(1)[:, 0]
+        length = (drawn * (self._novice_steps + 1)).long()
+        since = torch.from_numpy(steps) - self._wander_length(numbers)[0]
+        playing = torch.tensor([attempt is not None for attempt in self._playing])
+        return playing & (since >= 0) & (since < length)
 
     def _conclude(self, row: int, *, lost: bool) -> None:
         attempt = self._playing[row]
         if lost:  # its simulator died and was restarted: once more from the start
             self._playing[row] = _Attempt(attempt.number, attempt.assignment)
+            if self._novice is not None:
+                self._novice.forget(row)
             return
         self._playing[row] = None
         episode = attempt.episode(attempt.assignment)
@@ -220,13 +257,16 @@ def record(
     env_options: the options the user gave, kept with the dataset. Raises RefusedInput for a folder of another
     recording, SimulatorError where the expert succeeds too rarely.
     """
+    folder_of_policy = find_policy(options.policy) if options.policy else None
     with make_expert_env(env_config) as env:
         spec = plain_spec(env.spec)
+        novice = Novice(folder_of_policy, spec) if folder_of_policy else None
         origin = {
             "expert": "scripted",
             "env": env_options,
             "noise": options.noise,
             **({"wander": options.wander} if options.wander else {}),
+            **(_novice_origin(folder_of_policy, options) if folder_of_policy else {}),
             "keep": options.keep,
             "seed": options.seed,
         }
@@ -235,9 +275,13 @@ def record(
                 return Recorded(folder, writer.kept, len(writer.entries), ())
             if writer.kept:
                 screen.say(f"{writer.kept} of {options.episodes} episodes are there already")
-            recording = _Recording(env, writer, options, screen)
+            recording = _Recording(env, writer, options, screen, novice)
             attempts = recording.run()
             return Recorded(folder, writer.kept, attempts, tuple(sorted(recording.unknown)))
+
+
+def _novice_origin(folder: Path, options: DemonstrationConfig) -> dict[str, Any]:
+    return {"policy": weight_hashes(folder), "policy_steps": options.policy_steps}
 
 
 def film_demonstrations(env_config: EnvConfig, folder: Path, count: int) -> Path:

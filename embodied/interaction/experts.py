@@ -203,31 +203,30 @@ def maniskill_script(config: Any) -> Any:
 
 
 class _LiberoExpert:
-    """One stateful expert an environment; its next action is asked for once a step."""
+    """One script an environment, where there is one for its task."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._experts: dict[int, Any] = {}
-        self._next = torch.zeros(batch.num_envs, batch.spec.action.dim)
+        self._scripts: dict[int, Any] = {}
 
     def begin(self, rows: torch.Tensor) -> None:
         from envs.libero.experts import Expert as Script
         from envs.libero.experts import can_solve
 
-        self._next[rows] = 0
         for row in rows.tolist():
-            self._experts.pop(row, None)
+            self._scripts.pop(row, None)
             if can_solve(self._batch.task_of(row)):
-                self._experts[row] = Script(self._batch, row)
-                self._next[row] = torch.from_numpy(self._experts[row].act())
+                self._scripts[row] = Script(self._batch, row)
 
     def advance(self, active: torch.Tensor) -> None:
-        for row in active.nonzero().flatten().tolist():
-            if row in self._experts:
-                self._next[row] = torch.from_numpy(self._experts[row].act())
+        """Nothing to remember."""
 
     def advise(self, observation: Observation, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._next[rows], torch.tensor([row in self._experts for row in rows.tolist()])
+        actions = torch.zeros(len(rows), self._batch.spec.action.dim)
+        for place, row in enumerate(rows.tolist()):
+            if row in self._scripts:
+                actions[place] = torch.from_numpy(self._scripts[row].act())
+        return actions, torch.tensor([row in self._scripts for row in rows.tolist()])
 
 
 def libero_expert(config: Any, batch: BatchEnv) -> Expert:

@@ -1,13 +1,13 @@
 """Scripted pick-and-place from privileged state, for demonstrations and for comparing simulator modes.
 
-Proportional control of the hand's position with the wrist kept as it is: above the object, down, close, lift, over the
-target, down, open. It solves the tasks of `SKILLS` and refuses the others.
+Proportional control of the hand's position with the wrist kept as it is. The script keeps no memory: what to do next
+follows from where things are and what the fingers touch, and changes steadily with it, so that a policy which sees one
+picture can learn it and a lost object is taken anew. It solves the tasks of `SKILLS` and refuses the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable
 
 import mujoco
@@ -19,29 +19,35 @@ from envs.libero.task import Task
 
 _GAIN = 20.0  # action per metre of error; an action of 1 asks for 5 cm
 _OPEN, _CLOSE = -1.0, 1.0
-_GLIDE = 0.1  # metres from the target where what is carried begins to come down: a policy that sees one picture cannot
-#               tell a hand that is to stop and go down from one that has yet to arrive
+_FUNNEL_HEIGHT = 0.12  # metres above the grasp, outside the funnel
+_GLIDE = 0.1  # metres from the target where a carried object begins to come down
+_ON_TARGET = 0.02  # metres aside where it is let go
+_BEGUN = 0.85  # of their way, where fingers have begun to close
+_APART = 0.06  # metres above the grasp where closed fingers open again
+_STILL = 0.02  # metres a second of fingers that have closed on something
 
 
 @dataclasses.dataclass(frozen=True)
 class Skill:
     """How an object is taken and put down; metres, in the world's frame.
 
-    grasp: from the object's origin to where the hand closes. lift: how far up before moving. release: height of the
-    object's origin above the target's when the hand opens.
+    grasp: from the object's origin to where the hand closes. release: height of the object's origin above the target's
+    when the hand opens. clearance: how much higher than that it is carried. funnel: how far aside of the grasp the hand
+    comes down to it; little for tall things.
     """
 
     grasp: tuple[float, float, float]
-    lift: float
     release: float
+    clearance: float
+    funnel: float = 0.09
 
 
 _BY_THE_RIM = (0.0, 0.045, 0.03)
 
-_BOWL_ONTO = Skill(grasp=_BY_THE_RIM, lift=0.15, release=0.04)
-_BOWL_UP_ONTO = Skill(grasp=_BY_THE_RIM, lift=0.35, release=0.06)
-_INTO_BASKET = Skill(grasp=(0.0, 0.0, 0.0), lift=0.25, release=0.18)
-_INTO_BOWL = Skill(grasp=(0.0, 0.0, 0.0), lift=0.2, release=0.1)
+_BOWL_ONTO = Skill(grasp=_BY_THE_RIM, release=0.04, clearance=0.08)
+_BOWL_UP_ONTO = Skill(grasp=_BY_THE_RIM, release=0.06, clearance=0.08)
+_INTO_BASKET = Skill(grasp=(0.0, 0.0, 0.0), release=0.18, clearance=0.05, funnel=0.03)
+_INTO_BOWL = Skill(grasp=(0.0, 0.0, 0.0), release=0.1, clearance=0.05)
 
 SKILLS: dict[tuple[str, str], Skill] = {
     ("akita_black_bowl", "plate"): _BOWL_ONTO,
@@ -71,25 +77,8 @@ _BEYOND = ("in_the_top_drawer", "on_the_ramekin")
 """Parts of names of tasks whose goal has a skill but whose start does not suit it."""
 
 
-class Phase(enum.Enum):
-    """What the hand is doing."""
-
-    ABOVE = enum.auto()
-    DOWN = enum.auto()
-    CLOSE = enum.auto()
-    LIFT = enum.auto()
-    OVER = enum.auto()
-    LOWER = enum.auto()
-    OPEN = enum.auto()
-    AWAY = enum.auto()
-
-
-_NEXT = dict(zip(list(Phase)[:-1], list(Phase)[1:], strict=True))
-_PATIENCE = {Phase.DOWN: 25, Phase.CLOSE: 12, Phase.LIFT: 40, Phase.OVER: 80, Phase.LOWER: 30, Phase.OPEN: 10}
-
-
 class Expert:
-    """The scripted policy of one environment, from the reset on. Raises ConfigurationError for a task it cannot do."""
+    """The scripted policy of one environment's episode. Raises ConfigurationError for a task it cannot do."""
 
     def __init__(self, batch: LiberoBatch, row: int) -> None:
         self._batch = batch
@@ -97,61 +86,46 @@ class Expert:
         task = batch.task_of(row)
         self._object, target, self._skill = _plan(task)
         self._target = _locate(task, target)
-        self._hand = task.controller.arm.site
-        self._phase = Phase.ABOVE
-        self._steps = 0
-        self._held = np.zeros(3)  # where the hand was when the phase began
-
-    @property
-    def phase(self) -> Phase:
-        """What it is doing now."""
-        return self._phase
+        arm, model = task.controller.arm, task.scene.model
+        joints = [int(np.flatnonzero(model.jnt_qposadr == address)[0]) for address in arm.finger_qpos]
+        self._hand, self._fingers, self._speeds = arm.site, arm.finger_qpos, model.jnt_dofadr[joints]
+        self._palm = model.geom_bodyid == model.body_parentid[model.jnt_bodyid[joints[0]]]
+        self._opened = float(np.abs(model.jnt_range[joints]).max())
 
     def act(self) -> np.ndarray:
         """float32 [7]: the next action, given the environment's current state."""
-        data = self._batch.data_of(self._row)
-        hand = data.site_xpos[self._hand].copy()
-        thing = data.xpos[self._object].copy()
-        goal, done = self._goal(hand, thing, self._target(data).copy())
-        closed = Phase.CLOSE.value <= self._phase.value <= Phase.LOWER.value
+        data, skill = self._batch.data_of(self._row), self._skill
+        hand, thing = data.site_xpos[self._hand], data.xpos[self._object]
+        offset = thing - self._target(data)
+        fingers = np.abs(data.qpos[self._fingers]).mean() / self._opened
+        speed = float((data.qvel[self._speeds] * np.sign(data.qpos[self._fingers])).mean())  # of opening
+        closing = fingers < _BEGUN and speed < _STILL
+        grasp = thing + skill.grasp
+        aside = float(np.linalg.norm(hand[:2] - grasp[:2]))
+        stands = bool(self._palm[data.contact.geom].any())  # on something between its fingers or beside them
+        low = stands or abs(hand[2] - grasp[2]) < (0.05 if closing else 0.012)
+        around = low and aside < (0.04 if closing else 0.025 if stands else 0.015)
+        if np.linalg.norm(offset[:2]) < _ON_TARGET and offset[2] < skill.release + 0.01:
+            goal, gripper = _raised(hand, 0.1 if fingers > _BEGUN else 0.0), _OPEN
+        elif around and closing and abs(speed) < _STILL:
+            goal, gripper = hand + self._carry(offset), _CLOSE
+        elif around:  # closing fingers push the object along y: what they do not decide is mended meanwhile
+            goal, gripper = np.array([grasp[0], hand[1], grasp[2]]), _CLOSE
+        else:
+            height = _FUNNEL_HEIGHT * np.clip((aside - 0.01) / skill.funnel, 0, 1)
+            goal, gripper = _raised(grasp, height if fingers > _BEGUN else max(height, _APART)), _OPEN
         action = np.zeros(7, dtype=np.float32)
         action[:3] = np.clip((goal - hand) * _GAIN, -1.0, 1.0)
-        action[6] = _CLOSE if closed else _OPEN
-        self._steps += 1
-        if self._phase in _NEXT and (done or self._steps >= _PATIENCE.get(self._phase, np.inf)):
-            self._phase = _NEXT[self._phase]
-            self._steps = 0
-            self._held = hand
+        action[6] = gripper
         return action
 
-    def _goal(self, hand: np.ndarray, thing: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Where the hand should be, and whether the phase has reached its end."""
-        skill, held = self._skill, self._held
-        grasp = thing + skill.grasp
-        carried = hand - thing
-        match self._phase:
-            case Phase.ABOVE:
-                high = max(hand[2], thing[2] + 0.12)
-                far = np.abs(hand[:2] - grasp[:2]).max() > 0.03
-                goal = np.array([grasp[0], grasp[1], high if far else grasp[2] + 0.04])
-                return goal, not far and bool(np.abs(goal - hand).max() < 0.012)
-            case Phase.DOWN:
-                return grasp, bool(np.abs(grasp - hand).max() < 0.008)
-            case Phase.CLOSE | Phase.OPEN:
-                return held, False
-            case Phase.LIFT:
-                goal = _raised(held, skill.lift)
-                return goal, bool(abs(goal[2] - hand[2]) < 0.02)
-            case Phase.OVER:
-                goal = _raised(target + carried, skill.release)
-                aside = np.linalg.norm((goal - hand)[:2])
-                goal[2] += np.clip((aside - 0.02) / _GLIDE, 0, 1) * max(held[2] - goal[2], 0)
-                return goal, bool(np.abs(goal - hand)[:2].max() < 0.01)
-            case Phase.LOWER:
-                goal = _raised(target + carried, skill.release)
-                return goal, bool(abs(goal[2] - hand[2]) < 0.01)
-            case Phase.AWAY:
-                return _raised(held, 0.1), False
+    def _carry(self, offset: np.ndarray) -> np.ndarray:
+        """How to move an object that is `offset` from its target: up, over, and down while it comes near."""
+        skill = self._skill
+        away = np.linalg.norm(offset[:2])
+        height = skill.release + skill.clearance * np.clip((away - 0.01) / _GLIDE, 0, 1)
+        free = np.clip((offset[2] - height + 0.05) / 0.04, 0, 1)  # not aside until it is up
+        return np.array([*(-free * offset[:2]), height - offset[2]])
 
 
 def _raised(point: np.ndarray, height: float) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The policies that ship: small, explained, and loaded by name."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,8 @@ from sim_assets.trained import CHECKPOINTS, bundled_checkpoints
 def test_each_is_small_explained_and_acts(name):
     folder = CHECKPOINTS / name
     assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000
+    description = (folder / "policy.json").read_text()
+    assert not re.search(r'"(/[^"/]+){2,}"', description), "it names a folder of the machine that made it"
     text = (folder / "README.md").read_text()
     assert "embodied sft" in text
     assert "%" in text

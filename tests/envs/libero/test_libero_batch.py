@@ -155,6 +155,25 @@ def test_the_scripted_policy_solves_tasks_in_either_mode(pair: LiberoBatch) -> N
     assert solved.all()
 
 
+def test_the_script_keeps_no_memory_and_takes_a_lost_object_anew(pair: LiberoBatch) -> None:
+    pair.reset(all_rows(pair), assign((0, 0, 0), (3, 25, 1)))
+    task, data, row = pair.task_of(0), pair.data_of(0), torch.tensor([True, False])
+    bowl = task.objects[task.goal[0][1]]
+    table, dropped = data.xpos[bowl][2], 0
+    first = Expert(pair, 0)
+    for _ in range(220):
+        action = first.act()
+        np.testing.assert_array_equal(Expert(pair, 0).act(), action)  # one that was made this moment says the same
+        if (dropped < 10 and data.xpos[bowl][2] > table + 0.05) or 0 < dropped < 10:
+            action[6] = -1.0  # the fingers open, and the bowl falls
+            dropped += 1
+        result = pair.step(torch.from_numpy(np.stack([action, np.zeros(7, np.float32)])), row)
+        if result.success[0]:
+            break
+    assert dropped == 10
+    assert result.success[0]
+
+
 def test_a_task_without_a_script_is_refused(stove: LiberoBatch) -> None:
     stove.reset(all_rows(stove), assign((0, 0, 0)))
     assert not can_solve(stove.task_of(0))

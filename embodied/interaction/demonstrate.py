@@ -198,7 +198,6 @@ class _Recording:
         """What is done instead of the expert's `advice` [n, A] about what is `shown`."""
         numbers = np.array([attempt.number if attempt is not None else 0 for attempt in self._playing])
         steps = np.array([attempt.steps if attempt is not None else 0 for attempt in self._playing])
-        wanders, direction = self._wandering(numbers, steps)
         actions = advice.clone()
         if self._novice is not None:
             rows = self._novices(numbers, steps).nonzero().flatten()
@@ -207,8 +206,10 @@ class _Recording:
         if self.options.noise > 0:
             noise = RowNoise(self._noise_seed, numbers, steps).normal(advice.shape[1])
             actions = torch.minimum(torch.maximum(actions + self._spread * noise, self._low), self._high)
-        for place, dim in enumerate(self._disturbed_dims):
-            actions[:, dim] = torch.where(wanders, direction[:, place], actions[:, dim])
+        if self.options.wander > 0:
+            wanders, direction = self._wandering(numbers, steps)
+            for place, dim in enumerate(self._disturbed_dims):
+                actions[:, dim] = torch.where(wanders, direction[:, place], actions[:, dim])
         return actions
 
     def _wander_length(self, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

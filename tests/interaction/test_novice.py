@@ -85,6 +85,11 @@ def test_the_dataset_does_not_depend_on_how_many_environments_play(tmp_path):
         assert torch.equal(a.state, b.state)
 
 
+def test_an_expert_none_of_whose_actions_may_be_disturbed_can_be_helped_too(tmp_path, monkeypatch):
+    monkeypatch.setitem(experts._KINDS, "gym", experts.ExpertKind(f"{__name__}:swing", {}, ()))
+    assert play(tmp_path / "data", episodes=2, policy=str(save(tmp_path / "policy"))).episodes == 2
+
+
 def test_a_recording_is_not_gone_on_with_by_another_policy(tmp_path):
     first, second = save(tmp_path / "first"), save(tmp_path / "second", seed=1)
     play(tmp_path / "data", episodes=2, policy=str(first))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import timeit
 from collections.abc import Callable
 
 import imageio_ffmpeg
@@ -326,10 +327,10 @@ def test_side_by_side_aligns_heights_and_holds_the_shorter_video(tmp_path):
 
 
 def step_of(milliseconds: float) -> Callable[[], int]:
-    """Pure Python work of that length, so that a shared interpreter lock would show."""
-    started = time.perf_counter()
-    sum(i * i for i in range(300_000))
-    work = round(300_000 * milliseconds / 1e3 / (time.perf_counter() - started))
+    """Pure Python work of that length, so that a shared interpreter lock would show; measured by the fastest of seven
+    tries, since one that others interrupt makes every step too short."""
+    fastest = min(timeit.repeat(lambda: sum(i * i for i in range(100_000)), number=1, repeat=7))
+    work = round(100_000 * milliseconds / 1e3 / fastest)
     return lambda: sum(i * i for i in range(work))
 
 

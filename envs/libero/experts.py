@@ -1,7 +1,7 @@
 """Scripted pick-and-place from privileged state, for demonstrations and for comparing simulator modes.
 
 Proportional control of the hand's position with the wrist kept as it is. The script keeps no memory: what to do next
-follows from where things are and what the fingers touch, and changes steadily with it, so that a policy which sees one
+follows from where things are and what the fingers do, and changes steadily with it, so that a policy which sees one
 picture can learn it and a lost object is taken anew. It solves the tasks of `SKILLS` and refuses the others.
 """
 

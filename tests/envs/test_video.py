@@ -327,27 +327,30 @@ def test_side_by_side_aligns_heights_and_holds_the_shorter_video(tmp_path):
 
 
 def step_of(milliseconds: float) -> Callable[[], int]:
-    """Pure Python work of that length, so that a shared interpreter lock would show; measured by the fastest of seven
-    tries, since one that others interrupt makes every step too short."""
-    fastest = min(timeit.repeat(lambda: sum(i * i for i in range(100_000)), number=1, repeat=7))
-    work = round(100_000 * milliseconds / 1e3 / fastest)
-    return lambda: sum(i * i for i in range(work))
+    """Pure Python work of that length, so that a shared interpreter lock would show. Measured in processor time, the
+    fastest of seven tries: one that others interrupt would make every step too short."""
+    fastest = min(timeit.repeat("sum(i * i for i in range(100_000))", timer=time.thread_time, number=1, repeat=7))
+    count = round(100_000 * milliseconds / 1e3 / fastest)
+    return lambda: sum(i * i for i in range(count))
 
 
-def test_adding_a_picture_takes_less_than_three_percent_of_a_short_step(tmp_path):
-    """3 ms is a third of what rendering a picture takes; medians, since others may use the machine."""
+def test_adding_a_picture_costs_a_small_part_of_what_drawing_it_would(tmp_path):
+    """Processor time of the calling thread, side by side, so that whoever else needs the cores and their caches slows
+    both. The tests below time the whole loop by the clock, where nobody does."""
     step, picture = step_of(3), numbered(9, 128, 128)
     overlay = Overlay("push the cube", 3, 0.5, None, [0.1] * 7, 0.2)
-    steps, adds = [], []
+    adds, draws = [], []
     with VideoRecorder(tmp_path) as recorder:
-        for _ in range(200):
-            times = [time.perf_counter()]
-            for action in (step, lambda: recorder.add(0, picture, overlay)):
+        for _ in range(100):
+            for action, spent in (
+                (lambda: recorder.add(0, picture, overlay), adds),
+                (lambda: draw_overlay(picture, overlay), draws),
+            ):
+                step()  # what a loop does between two pictures, and what it needs the caches for
+                started = time.thread_time()
                 action()
-                times.append(time.perf_counter())
-            steps.append(times[1] - times[0])
-            adds.append(times[2] - times[1])
-    assert statistics.median(adds) < 0.03 * statistics.median(steps)
+                spent.append(time.thread_time() - started)
+    assert statistics.median(adds) < 0.25 * statistics.median(draws)
 
 
 @pytest.mark.slow

@@ -128,6 +128,24 @@ def first_episode(terminated: torch.Tensor, truncated: torch.Tensor, valid: torc
     return valid & (ended.cumsum(0) - ended == 0)
 
 
+def cut_short(terminated: torch.Tensor, truncated: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """bool [B]: whether a step before the first end never happened, as where a simulator died or was left behind. What
+    such a column shows afterwards is another attempt. All bool [S, B], time-major."""
+    require_mask("cut_short", terminated=terminated, truncated=truncated, valid=valid)
+    require_shape("cut_short", valid.shape, terminated=terminated, truncated=truncated)
+    ended = ((terminated | truncated) & valid).int()
+    return (~valid & (ended.cumsum(0) == 0)).any(0)
+
+
+def in_whole_groups(whole: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
+    """bool [N]: the trajectories of groups all of whose members are `whole` (bool [N])."""
+    require_mask("in_whole_groups", whole=whole)
+    group, count = _index_groups("in_whole_groups", whole, group_ids)
+    lost = torch.zeros(count, dtype=torch.bool, device=whole.device)
+    lost[group[~whole]] = True
+    return ~lost[group]
+
+
 def first_episode_return(
     rewards: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, valid: torch.Tensor
 ) -> torch.Tensor:

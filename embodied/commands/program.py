@@ -13,7 +13,14 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from embodied import __version__
-from embodied.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EmbodiedError
+from embodied.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    AssetError,
+    CheckpointError,
+    EmbodiedError,
+)
 from embodied.system.termination import interruption, sigterm_as_interrupt, was_terminated
 
 
@@ -72,6 +79,9 @@ def run_program(package: str, parse: Callable[[], argparse.Namespace]) -> int:
 
 
 def _print_cause(error: EmbodiedError) -> None:
-    """An unexpected exception behind the error is a fault of ours or of a plug-in: show where it came from."""
+    """An unexpected exception behind the error is a fault of ours or of a plug-in: show where it came from. One behind
+    a file that could not be read is the file's, and the error says what is wrong with it."""
+    if isinstance(error, AssetError | CheckpointError):
+        return
     if error.__cause__ is not None and not isinstance(error.__cause__, EmbodiedError | OSError):
         traceback.print_exception(error.__cause__)

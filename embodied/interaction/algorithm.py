@@ -83,6 +83,33 @@ class AlgorithmConfig:
             )
         if self.filter_rewards is not None and not self.needs_groups:
             raise ValueError(f"filter_rewards drops whole groups, but advantage {self.advantage} has none; remove it")
+        if self.filter_rewards is not None and not self.filter_rewards[0] <= self.filter_rewards[1]:
+            raise ValueError(f"filter_rewards is {list(self.filter_rewards)}; expected two numbers in ascending order")
+        if self.advantage != "gae" and self.loss == "ppo_actor_critic":
+            raise ValueError(
+                f"advantage {self.advantage} gives a critic nothing to learn, but loss ppo_actor_critic trains one; "
+                "use loss: ppo (and policy.value: none)"
+            )
+        if self.advantage != "gae" and self.critic_warmup:
+            raise ValueError(f"critic_warmup is {self.critic_warmup}, but advantage {self.advantage} has no critic")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """What the losses refuse, said before anything starts."""
+        self.clip()
+        for name in ("value_clip", "huber_delta"):
+            option = getattr(self, name)
+            if option is not None and not option > 0:
+                raise ValueError(f"{name} is {option}; expected a number above 0, or null to switch it off")
+        if self.behaviour_weight_cap is not None and not self.behaviour_weight_cap >= 1:
+            raise ValueError(f"behaviour_weight_cap is {self.behaviour_weight_cap}; expected at least 1, or null")
+        if self.value_coefficient < 0:
+            raise ValueError(f"value_coefficient is {self.value_coefficient}; below 0 the critic would learn to err")
+        if self.sampling.decode == "greedy":
+            raise ValueError(
+                "sampling.decode is greedy: nothing is explored, and every attempt at a start is the same; use sample "
+                "(evaluation.sampling.decode may be greedy)"
+            )
 
     @property
     def needs_groups(self) -> bool:
@@ -183,15 +210,20 @@ def make_samples(
         counted = algorithms.first_episode(terminated, truncated, steps_valid)
         scores = algorithms.first_episode_return(rewards, terminated, truncated, steps_valid)
         groups = trajectory.group_ids[0]
+        whole = ~algorithms.cut_short(terminated, truncated, steps_valid)
         if options.needs_groups:
             algorithms.check_groups(groups, options.group_size)
             everyone = torch.ones_like(scores, dtype=torch.bool)
+            # what is left of a group that lost an attempt to a simulator's death compares unequal chances
+            whole = algorithms.in_whole_groups(whole, groups)
             statistics["group/informative_fraction"] = Mean.of(algorithms.informative_groups(scores, groups), everyone)
             if options.filter_rewards is not None:
                 low, high = options.filter_rewards
                 kept = algorithms.filter_rewards(scores, groups, low=low, high=high)
                 statistics["group/kept_fraction"] = Mean.of(kept, everyone)
                 counted = counted & kept
+        counted = counted & whole
+        statistics["rollout/lost_fraction"] = Mean.of((~whole).float(), torch.ones_like(whole))
         advantages = _group_advantages(options, scores, groups, counted, ranks)
         steps_valid = counted
         valid = valid & (_unsteps(counted, level, chunk) if level is Level.ACTION else counted.unsqueeze(-1))

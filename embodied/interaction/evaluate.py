@@ -18,6 +18,7 @@ from embodied.interaction.messages import Rollout
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.recipe import EvaluationConfig
 from embodied.runs.checkpoint import CheckpointStore
+from embodied.runs.folder import RunFolder
 from embodied.runs.metrics import wilson_interval
 from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from embodied.scheduler.inline import InlineLauncher
@@ -53,9 +54,15 @@ def find_policy(path: str | Path) -> Path:
 
 
 def find_run(path: str | Path) -> Path | None:
-    """The run folder that `path` lies in, if it lies in one."""
+    """The run folder that `path` lies in, if it lies in one; other programs have files called config.yaml too."""
     resolved = Path(path).expanduser().resolve()
-    return next((p for p in (resolved, *resolved.parents) if (p / "config.yaml").is_file()), None)
+    if not resolved.exists():
+        return None  # the name of a policy that ships
+    return next((p for p in (resolved, *resolved.parents) if _is_run(RunFolder(p))), None)
+
+
+def _is_run(folder: RunFolder) -> bool:
+    return folder.config.is_file() and folder.metrics.is_file()
 
 
 def require_fit(policy: Path, env: EnvConfig) -> EnvSpec | None:

@@ -234,6 +234,11 @@ def check(recipe: ImitationRecipe) -> None:
         faults.append(f"seeing.steps is about vision-language-action policies, not {recipe.policy.name}; set it to 0")
     if learner.target_kl is not None:
         faults.append("learner.target_kl stops reinforcement learning; there is no acting policy here. Leave it out")
+    for option, instead in (("warmup_steps", "schedule.warmup_steps"), ("decay_steps", "schedule.decay")):
+        if getattr(learner, option):
+            faults.append(f"learner.{option} is reinforcement learning's; a fit takes {instead}")
+    if learner.value_lr is not None:
+        faults.append("learner.value_lr is about a critic, and demonstrations teach none. Leave it out")
     if learner.global_batch is None:
         faults.append("learner.global_batch must say how many decisions make up an optimiser step, e.g. 64")
     try:

@@ -168,13 +168,27 @@ class LearnerWorker(Worker):
             if stopped:
                 break
         self.policy.eval()
-        if before is not None and taken:
+        if before is not None and taken and self._has_signal(samples):
             after = alarms.fingerprint(self.policy.named_parameters())
             alarms.require_change(before, after, self.context.ranks, self.context.device)
         counted = torch.ones(1, dtype=torch.bool)
         record["learner/steps"] = statistics.Mean.of(torch.tensor([float(taken)]), counted)
         record["learner/stopped_early"] = statistics.Mean.of(torch.tensor([float(stopped)]), counted)
         return record
+
+    def _has_signal(self, samples: Samples) -> bool:
+        """Whether anything of this rollout, on any rank, asks for a change; every rank must call."""
+        options = self.options.algorithm
+        if options.needs_values or options.entropy_coefficient:
+            return True
+        here = (samples.advantages != 0).sum().to(self.context.device)
+        if int(statistics.sum_over_ranks(here, self.context.ranks)):
+            return True
+        self._warnings.append(
+            "All advantages of this rollout are 0: within every group all attempts scored alike, so there was nothing "
+            "to learn. Start from a policy that succeeds now and then, or draw warmer (algorithm.sampling.temperature)."
+        )
+        return False
 
     def _step(
         self, samples: Samples, idle: Samples, step: Step, frozen: tuple[str, ...], *, first: bool

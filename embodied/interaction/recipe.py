@@ -17,6 +17,7 @@ from embodied.scheduler.options import ClusterConfig, resolve_device
 from embodied.training.recipe import SHARED_SECTIONS, TrainingGoal, parse_sections, read_run_config, refuse
 from envs import registry as env_registry
 from envs.api import EnvConfig
+from envs.slots import check_sizes
 from policies import registry as policy_registry
 from policies.api import PolicyConfig, Sampling
 
@@ -161,16 +162,25 @@ def check(recipe: Recipe) -> None:
     except ConfigurationError as error:
         faults.append(str(error))
     env, algorithm = recipe.env, recipe.algorithm
-    if env.num_envs < 1 or env.slots < 1 or env.num_envs % env.slots:
-        faults.append(_divide("env.num_envs", env.num_envs, "env.slots", env.slots))
-    elif env.num_envs // env.slots % algorithm.group_size:
-        faults.append(
-            _divide("env.num_envs / env.slots", env.num_envs // env.slots, "algorithm.group_size", algorithm.group_size)
-        )
+    try:
+        check_sizes(env)
+    except ConfigurationError as error:
+        faults.append(f"env.{error}")
+    else:
+        size = env.num_envs // env.slots
+        if size % algorithm.group_size:
+            faults.append(_divide("env.num_envs / env.slots", size, "algorithm.group_size", algorithm.group_size))
     if algorithm.advantage != "gae" and (env.auto_reset != "disabled" or recipe.rollout.start != "fresh"):
         faults.append(
             f"algorithm.advantage={algorithm.advantage} scores one episode an environment and rollout; "
             "it needs env.auto_reset=disabled and rollout.start=fresh"
+        )
+    shortest = recipe.rollout.decisions * recipe.policy.actions
+    if algorithm.advantage != "gae" and env.episode_steps is not None and shortest < env.episode_steps:
+        faults.append(
+            f"a rollout has {recipe.rollout.decisions} decisions of {recipe.policy.actions} actions, {shortest} steps, "
+            f"and an episode {env.episode_steps}: algorithm.advantage={algorithm.advantage} would score attempts that "
+            f"did not end; use rollout.decisions={-(-env.episode_steps // recipe.policy.actions)}"
         )
     samples = recipe.env.num_envs * recipe.rollout.decisions
     batch = recipe.learner.global_batch
@@ -207,8 +217,10 @@ def _divide(what: str, amount: int, by: str, divisor: int, vary: str | None = No
             amount // divisor * divisor if divisor > 0 else 0,
             (amount // divisor + 1) * divisor if divisor > 0 else 1,
         )
-        near = ", ".join(str(v) for v in (lower, upper) if v > 0)
+        near = ", ".join(str(v) for v in (lower, upper) if v > 0) or str(max(divisor, 1))
         return f"{what} is {amount}, which {by}={divisor} does not divide. Nearest valid values of {what}: {near}."
+    if amount < 1 or divisor < 1:
+        return f"{what} is {amount} and {vary} {divisor}; both must be at least 1."
     divisors = [d for d in range(1, amount + 1) if amount % d == 0]
     below = max((d for d in divisors if d <= divisor), default=None)
     above = min((d for d in divisors if d >= divisor), default=None)

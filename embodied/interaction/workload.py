@@ -25,6 +25,8 @@ from embodied.scheduler.planner.profile import FlowProfile
 from embodied.training.progress import Progress
 from embodied.training.workload import Farewell, Outcome, Workload
 from policies.vla.attention import require_flash
+from policies.vla.checkpoint import find_here
+from policies.vla.options import VLAConfig
 
 
 class EmbodiedWorkload(Workload):
@@ -78,13 +80,25 @@ class EmbodiedWorkload(Workload):
         return self.recipe.algorithm.max_staleness
 
     def admit(self) -> None:
-        """See Workload; of what a policy needs, only this package is not part of the project's own."""
+        """See Workload; of what a policy needs, only flash-attention's package and a checkpoint may be missing."""
         if getattr(self.recipe.policy, "attention", None) == "flash":
             require_flash(self.recipe.policy.precision)
+        if self._start_from is not None:
+            find_here(self._start_from)
+
+    @property
+    def _start_from(self) -> str | None:
+        return getattr(self.recipe.policy, "checkpoint", None)
 
     def prepare(self) -> str:
         """See Workload."""
-        return f"starting {self.recipe.env.num_envs} x {self.recipe.env.id} ..."
+        starting = f"starting {self.recipe.env.num_envs} x {self.recipe.env.id} ..."
+        if isinstance(self.recipe.policy, VLAConfig) and self._start_from is None:
+            return (
+                f"{self.recipe.policy.name} begins with fresh weights, which hardly ever succeed; give "
+                f"policy.checkpoint (embodied sft makes one from demonstrations)\n{starting}"
+            )
+        return starting
 
     def begin(self, folder: RunFolder, system: Launcher, screen: RunProgress) -> EmbodiedRun:
         """See Workload."""

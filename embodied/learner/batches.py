@@ -38,7 +38,8 @@ def plan_steps(
         order: int64 [N], places of all ranks' samples, rank after rank, each rank's in the order it holds them.
         owner: int64 [N], the rank that holds each.
         rank: this rank.
-        batch, micro_batch: samples of a global batch, over all ranks, and of one forward pass on one rank; None: all.
+        batch, micro_batch: most samples of a global batch, over all ranks, and of one forward pass on one rank; None:
+            all. Where a batch does not divide N, the same number of steps gets as equal a share as can be.
         generator: the same on every rank.
     """
     count = len(order)
@@ -46,7 +47,9 @@ def plan_steps(
     offset = int(first_of_rank[0]) if len(first_of_rank) else 0
     shuffled = order.argsort()[torch.randperm(count, generator=generator)]
     steps = []
-    for chosen in shuffled.split(batch or count):
+    # in equal parts: a remainder of a few samples would make a whole step of the optimiser
+    parts = 1 if batch is None else -(-count // batch)
+    for chosen in shuffled.tensor_split(parts):
         owners = owner[chosen]
         largest = int(owners.bincount().max())
         pieces = 1 if micro_batch is None else -(-largest // micro_batch)

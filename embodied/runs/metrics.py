@@ -30,6 +30,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, tensorboard: Path | None, *, after: int | None = None) -> None:
         self._path = path
+        kept: list[str] = []
         if after is not None and path.exists():
             kept = [line for line in path.read_text().splitlines() if _iteration(line) <= after]
             path.write_text("".join(line + "\n" for line in kept))
@@ -38,7 +39,8 @@ class MetricsLog:
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = None if after is None else after + 1
+            # TensorBoard counts what `write` logs by, not iterations
+            purge = None if after is None else 1 + max((json.loads(line)["env_steps"] for line in kept), default=-1)
             self._writer = SummaryWriter(str(tensorboard), purge_step=purge)
 
     def write(self, iteration: int, env_steps: int, seconds: float, metrics: dict[str, float]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +28,7 @@ from policies.vla.policy import VALUE_HEAD, VLAPolicy
 from policies.weights import save_tensors
 
 P = TypeVar("P", bound=VLAPolicy)
+logger = logging.getLogger(__name__)
 
 _OWNED = ("model*.safetensors*", VALUE_HEAD, "*--*_checkpoint.pt")
 """Files that belong to the weights of one save: beside those of another they would be loaded with them."""
@@ -58,8 +61,33 @@ def assemble(policy_class: type[P], options: VLAConfig, interface: Interface, se
         policy = policy_class(options, interface, bundle, model)
         if folder is not None:
             policy.load_components(folder)
+            _say_differences(folder, options)
         policy.attach_adapters()
     return policy.eval()
+
+
+_FITTED_WITH = ("chunk", "views", "prompt", "image", "gripper", "state", "placeholders", "head", "film")
+"""Options that a policy's weights have got used to."""
+
+
+def _say_differences(folder: Path, options: VLAConfig) -> None:
+    """Warn where a policy of ours is to see or act otherwise than when it was saved."""
+    if not (folder / DESCRIPTION).is_file():
+        return
+    saved = read_description(folder)["options"]
+    chosen = dataclasses.asdict(options)
+    differing = []
+    for name in _FITTED_WITH:
+        before, now = saved.get(name), chosen.get(name)
+        if name not in saved or name not in chosen or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            changed = [key for key in now if key in before and before[key] != now[key]]
+            differing += [f"policy.{name}.{key}={before[key]} (now {now[key]})" for key in changed]
+        else:
+            differing.append(f"policy.{name}={before} (now {now})")
+    if differing:
+        logger.warning("the policy in %s was made with %s; it may fare worse otherwise.", folder, ", ".join(differing))
 
 
 def _without_weights(bundle: Bundle, folder: Path) -> OpenVLAModel:

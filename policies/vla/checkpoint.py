@@ -41,23 +41,29 @@ COMPANIONS = (
 _SHARD_BYTES = 5_000_000_000
 
 
+def find_here(source: str) -> Path | None:
+    """As `resolve`, without asking the hub: None where only that can tell."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    bundled = bundled_checkpoint(source)
+    if bundled is None and not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        raise AssetError(
+            f"{source!r} is neither an existing folder, nor a hub id of the form owner/name, nor a checkpoint that "
+            f"ships ({', '.join(bundled_checkpoints()) or 'none'})."
+        )
+    return bundled
+
+
 def resolve(source: str) -> Path:
     """The local folder of `source`: itself if it is one, a checkpoint that ships by its name, else a hub repository's
     snapshot.
 
     Raises AssetError where it is none of these, or cannot be reached.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    bundled = bundled_checkpoint(source)
-    if bundled is not None:
-        return bundled
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        raise AssetError(
-            f"{source!r} is neither an existing folder, nor a hub id of the form owner/name, nor a checkpoint that "
-            f"ships ({', '.join(bundled_checkpoints()) or 'none'})."
-        )
+    here = find_here(source)
+    if here is not None:
+        return here
     patterns = ["*.json", "*.safetensors", "*_checkpoint.pt", "tokenizer.model"]
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=patterns))

@@ -3,6 +3,9 @@
 import importlib.util
 
 from embodied.commands.main import main
+from embodied.config.compose import compose_recipe
+from embodied.interaction.recipe import parse_recipe
+from embodied.interaction.workload import EmbodiedWorkload
 
 
 def test_flash_attention_without_its_package_is_refused_before_there_is_a_folder(tmp_path, monkeypatch, capsys):
@@ -13,3 +16,19 @@ def test_flash_attention_without_its_package_is_refused_before_there_is_a_folder
     assert main(["train", "maniskill_ppo_openvla_oft_tiny", *words]) == 2
     assert "needs the package flash-attn" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_is_nowhere_is_refused_before_there_is_a_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "maniskill_ppo_openvla_oft_tiny", "policy.checkpoint=/nowhere/at/all"]) == 2
+    said = capsys.readouterr().err
+    assert "'/nowhere/at/all' is neither an existing folder" in said
+    assert "pushcube_openvla_oft_tiny" in said  # one that ships
+    assert not list(tmp_path.iterdir())
+
+
+def test_fresh_weights_of_a_vla_are_said_before_a_run():
+    recipe = parse_recipe("test", compose_recipe("libero_10_grpo_openvla_oft_tiny", []))
+    assert "begins with fresh weights" in EmbodiedWorkload(recipe).prepare()
+    recipe = parse_recipe("test", compose_recipe("libero_object_grpo_openvla_oft_tiny", []))
+    assert "fresh" not in EmbodiedWorkload(recipe).prepare()

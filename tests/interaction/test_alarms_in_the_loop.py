@@ -71,6 +71,30 @@ def test_an_optimiser_that_changes_nothing_stops_the_run(tmp_path, monkeypatch):
         start()
 
 
+GROUPS = [
+    "algorithm.advantage=grpo",
+    "algorithm.loss=ppo",
+    "algorithm.group_size=2",
+    "policy.value=none",
+    "env.auto_reset=disabled",
+    "rollout.start=fresh",
+]
+
+
+def test_groups_that_all_score_alike_are_said_and_do_not_stop_the_run(tmp_path):
+    """Two steps an episode, one point each: nothing can tell attempts apart."""
+    short = ["env.episode_steps=2", "rollout.decisions=2", "learner.global_batch=8", "goal.env_steps=32"]
+    folder, start = run(tmp_path, *GROUPS, *short)
+    start()
+    assert json.loads(folder.result.read_text())["status"] == "limit"
+    assert "All advantages of this rollout are 0" in (folder.path / "log.txt").read_text()
+
+
+def test_rollouts_shorter_than_an_episode_are_refused_where_attempts_are_scored(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"8 steps, and an episode 20.*use rollout.decisions=20"):
+        run(tmp_path, *GROUPS, "env.episode_steps=20")[1]()
+
+
 def test_samples_staler_than_allowed_stop_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(LearnerWorker, "weights", lambda self: {})
     monkeypatch.setattr("embodied.interaction.policy_worker.PolicyWorker.share_weights", lambda self, weights: None)

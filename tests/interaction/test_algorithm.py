@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, check_levels, make_samples
 from embodied.interaction.trajectory import Trajectory
-from policies.api import Evaluation
+from policies.api import Evaluation, Sampling
 
 GAMMA, LAMBDA = 0.5, 0.5
 
@@ -113,6 +113,49 @@ def test_filtered_groups_leave_the_samples_and_so_every_denominator():
     assert samples.advantages.flatten().tolist() == [0.5, -0.5]
     assert samples.trajectory.tolist() == [0, 6]  # the first episodes of environments 0 and 2
     assert float(statistics["group/kept_fraction"].value()) == 0.5
+
+
+def lost_in_row_0():
+    """Row 0 of four: its simulator dies after 0.8 of progress, and what follows in its column is a fresh attempt."""
+    record = group_trajectory([0.8, 1.0, 0.0, 1.0], [8, 8, 9, 9])
+    record.terminated[0, 0] = False
+    record.valid[1, 0] = False
+    return record
+
+
+def test_an_attempt_that_lost_its_simulator_leaves_with_its_group():
+    samples, _, statistics = make_samples(lost_in_row_0(), options(**GRPO))
+    assert samples.trajectory.tolist() == [6, 9]  # the first episodes of environments 2 and 3
+    assert samples.advantages.flatten().tolist() == [-0.5, 0.5]
+    assert float(statistics["rollout/lost_fraction"].value()) == 0.5
+
+
+def test_without_groups_only_the_lost_attempt_leaves():
+    algorithm = options(advantage="reinforce_pp", loss="ppo")
+    samples, _, statistics = make_samples(lost_in_row_0(), algorithm)
+    assert samples.trajectory.tolist() == [3, 6, 9]
+    assert float(statistics["rollout/lost_fraction"].value()) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({**GRPO, "loss": "ppo_actor_critic"}, "gives a critic nothing to learn.*use loss: ppo"),
+        ({**GRPO, "critic_warmup": 2}, "critic_warmup is 2, but advantage grpo has no critic"),
+        ({**GRPO, "filter_rewards": (0.9, 0.1)}, "ascending order"),
+        ({"clip_low": -1.0}, "clip is low -1"),
+        ({"dual_clip": 0.5}, "dual clip is 0.5"),
+        ({"log_ratio_clamp": (1.0, 2.0)}, "log-ratio clamp"),
+        ({"value_clip": -1.0}, "value_clip is -1"),
+        ({"huber_delta": 0.0}, "huber_delta is 0"),
+        ({"loss": "decoupled_ppo", "behaviour_weight_cap": 0.1}, "behaviour_weight_cap is 0.1"),
+        ({"value_coefficient": -1.0}, "value_coefficient is -1"),
+        ({"sampling": Sampling(decode="greedy")}, "nothing is explored"),
+    ],
+)
+def test_what_no_loss_could_mean_is_refused_with_the_options(changes, words):
+    with pytest.raises((ValueError, ConfigurationError), match=words):
+        options(**changes)
 
 
 def test_a_broken_group_stops_the_run():

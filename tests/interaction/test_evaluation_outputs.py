@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from embodied.commands.main import main
 from embodied.datasets import FolderDataset, open_dataset
 from embodied.errors import RefusedInput
 from embodied.interaction import outcome_films
-from embodied.interaction.evaluate import evaluate_policy, results_record, weight_hashes
+from embodied.interaction.evaluate import evaluate_policy, find_run, results_record, weight_hashes
 from embodied.interaction.playback import play, playback_env
 from embodied.interaction.recipe import EvaluationConfig
 from embodied.report import build_evaluation_page
@@ -301,3 +302,24 @@ def test_earlier_films_go_and_files_of_others_stay(saved, evaluated, tmp_path):
     chosen = {"of": "successes", "every": 1, "most": 0, "fps": 5, "device": "cpu"}
     outcome_films.film_outcomes(evaluated[0], saved, CARTPOLE, SAMPLED, folder, **chosen)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_config_of_another_program_above_a_policy_is_not_taken_for_a_runs(tmp_path, monkeypatch):
+    policy = tmp_path / "project" / "policy"
+    policy.mkdir(parents=True)
+    (tmp_path / "project" / "config.yaml").write_text("defaults: [db]\n")
+    monkeypatch.chdir(tmp_path / "project")
+    assert find_run(policy) is None
+    assert find_run("pushcube_openvla_oft_tiny") is None  # a name, not a path from here
+    (tmp_path / "project" / "metrics.jsonl").write_text("")
+    assert find_run(policy) == (tmp_path / "project").resolve()
+    assert find_run("pushcube_openvla_oft_tiny") is None
+
+
+def test_a_damaged_description_is_one_sentence_and_no_traceback(saved, tmp_path, capfd):
+    folder = shutil.copytree(saved, tmp_path / "policy")
+    (folder / "policy.json").write_text("{")
+    assert main(["eval", str(folder), "gym/CartPole-v1", "--episodes", "1"]) == 2
+    said = capfd.readouterr().err
+    assert "policy.json is not valid JSON" in said
+    assert "Traceback" not in said

@@ -71,3 +71,17 @@ def test_progress_without_a_terminal_prints_plain_lines_with_time_left(tmp_path,
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
 def test_times_are_spoken(seconds, text):
     assert spoken_time(seconds) == text
+
+
+def test_a_resumed_tensorboard_keeps_the_curve_up_to_there_and_drops_the_rest(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path, events = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
+    with MetricsLog(path, events) as log:
+        for iteration in range(6):
+            log.write(iteration, iteration * 1024, 1.0, {"a": 1.0})
+    with MetricsLog(path, events, after=3) as log:
+        for iteration in (4, 5, 6):
+            log.write(iteration, iteration * 1024, 1.0, {"a": 2.0})
+    read = EventAccumulator(str(events)).Reload().Scalars("a")
+    assert [(e.step // 1024, e.value) for e in read] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]

@@ -1,0 +1,45 @@
+"""A policy that is to see or act otherwise than when it was saved says so."""
+
+import logging
+
+import pytest
+
+import policies
+from policies.api import Interface
+
+INTERFACE = Interface(
+    state_dim=5,
+    action_dim=2,
+    action_low=(-1.0,) * 2,
+    action_high=(1.0,) * 2,
+    cameras=1,
+    image_height=64,
+    image_width=64,
+)
+SIZES = {"layers": 1, "vision_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    image = {"crop_area": 0.9}
+    policies.save(policies.build("openvla_oft/tiny", INTERFACE, chunk=4, image=image, sizes=SIZES), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"value": "chunk"}, []),  # a critic is added, what it sees and does stays
+        ({"chunk": 2}, ["policy.chunk=4 (now 2)"]),
+        ({"image": {"crop_area": 1.0, "hidden": True}}, ["crop_area=0.9 (now 1.0)", "hidden=False (now True)"]),
+    ],
+)
+def test_what_differs_is_named(saved, caplog, changes, said):
+    options = {"chunk": 4, "image": {"crop_area": 0.9}, **changes}
+    with caplog.at_level(logging.WARNING):
+        policies.build("openvla_oft/tiny", INTERFACE, checkpoint=str(saved), **options)
+    found = [record.message for record in caplog.records if "was made with" in record.message]
+    assert len(found) == bool(said)
+    assert all(words in found[0] for words in said)

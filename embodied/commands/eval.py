@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "evaluate a saved policy",
         [
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest",
-            "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --episodes 256 --decode sample",
+            "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --episodes 256 --decode sample --temperature 0.6",
             "embodied eval my_policy maniskill/PushCube-v1 env.num_envs=32",
             "embodied eval my_policy libero/libero_spatial --episodes 500 --films 100 --film all --every 5",
             "embodied eval runs/maniskill_pushcube_ppo_mlp/latest --dataset data/pushcube_by_policy",
@@ -43,6 +44,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--episodes", type=int, help="how many; the default is the run's own, or 64")
     parser.add_argument("--seed", type=int, help="of the episodes' worlds; the default is the run's own, or 0")
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
+    parser.add_argument("--temperature", type=float, help="of --decode sample; the default is the run's own, or 1")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
     parser.add_argument("--out", type=Path, help="results file; by default in the run's or policy's folder")
     parser.add_argument("--films", type=int, default=16, help="how many episodes to film at most (default 16; 0: none)")
@@ -210,9 +212,20 @@ def target(args: argparse.Namespace) -> tuple[Any, Any, str]:
     env = parse(config_class(values["id"]), values, at="env")
     check_sizes(env)
     changes: dict[str, Any] = {k: getattr(args, k) for k in ("episodes", "seed") if getattr(args, k, None) is not None}
-    if getattr(args, "decode", None):
-        changes["sampling"] = dataclasses.replace(options.sampling, decode=args.decode)
+    changes["sampling"] = _sampling(options.sampling, getattr(args, "decode", None), getattr(args, "temperature", None))
     return env, dataclasses.replace(options, **changes), resolve_device(args.device)
+
+
+def _sampling(own: Any, decode: str | None, temperature: float | None) -> Any:
+    """How actions are taken: `own` where nothing else was asked for."""
+    sampling = own if decode is None else dataclasses.replace(own, decode=decode)
+    if temperature is None:
+        return sampling
+    if sampling.decode == "greedy":
+        raise RefusedInput(f"--temperature is {temperature:g}, but greedy actions are not drawn; add --decode sample")
+    if not 0 < temperature < math.inf:
+        raise RefusedInput(f"--temperature is {temperature:g}; expected a number above 0")
+    return dataclasses.replace(sampling, temperature=temperature)
 
 
 def writable(path: Path) -> Path:

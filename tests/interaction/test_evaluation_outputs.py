@@ -323,3 +323,21 @@ def test_a_damaged_description_is_one_sentence_and_no_traceback(saved, tmp_path,
     said = capfd.readouterr().err
     assert "policy.json is not valid JSON" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--temperature", "0.5"], "greedy actions are not drawn; add --decode sample"),
+        (["--decode", "sample", "--temperature", "0"], "expected a number above 0"),
+    ],
+)
+def test_a_temperature_needs_something_to_draw(saved, capsys, given, words):
+    assert main(["eval", str(saved), "gym/CartPole-v1", "--episodes", "1", *given]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_temperature_is_that_of_the_recorded_evaluation(saved, tmp_path):
+    words = ["--episodes", "1", "--decode", "sample", "--temperature", "0.5", "--out", str(tmp_path / "cool.json")]
+    assert main(["eval", str(saved), "gym/CartPole-v1", "env.processes=0", *words]) == 0
+    assert json.loads((tmp_path / "cool.json").read_text())["protocol"]["sampling"]["temperature"] == 0.5

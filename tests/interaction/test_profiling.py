@@ -150,7 +150,7 @@ def test_plans_that_cannot_be_followed_are_refused_before_anything_starts(overri
 def test_a_plan_that_does_not_suit_the_recipe_is_refused_with_what_would(tmp_path, capsys):
     plan = tmp_path / "plan.json"
     stages = {name: {"devices": ["cpu"]} for name in ("env", "policy", "learner")}
-    for slots, message in ((3, "env.slots=3 does not divide"), (1, "serve the same ones")):
+    for slots, message in ((3, "env.num_envs=8 is not divisible by slots=3"), (1, "serve the same ones")):
         stages["env"]["slots"] = slots
         stages["policy"]["slots"] = 3
         plan.write_text(json.dumps({"flow": "embodied", "launcher": "inline", "stages": stages}))

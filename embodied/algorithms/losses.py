@@ -106,6 +106,19 @@ def ppo_actor_critic(
     return Loss(actor.policy, critic, {**actor.statistics, **statistics})
 
 
+def check_value_options(value_clip: float | None, huber_delta: float | None) -> None:
+    """Raises ConfigurationError for what `value_terms` cannot mean."""
+    for name, option in (("value_clip", value_clip), ("huber_delta", huber_delta)):
+        if option is not None and not option > 0:
+            raise ConfigurationError(f"{name} is {option}; expected a number above 0, or null to switch it off.")
+
+
+def check_weight_cap(cap: float | None) -> None:
+    """Raises ConfigurationError for what `decoupled_ppo` cannot mean."""
+    if cap is not None and not cap >= 1:
+        raise ConfigurationError(f"behaviour_weight_cap is {cap}; expected at least 1, or null.")
+
+
 def value_terms(
     values: torch.Tensor,
     old_values: torch.Tensor,
@@ -121,9 +134,7 @@ def value_terms(
     `value_clip` of old_values; None does not clip. h is e^2 / 2, or Huber's loss with `huber_delta`: e^2 / 2 up to
     delta, delta * (|e| - delta / 2) beyond.
     """
-    for name, option in (("value_clip", value_clip), ("huber_delta", huber_delta)):
-        if option is not None and not option > 0:
-            raise ConfigurationError(f"{name} is {option}; expected a number above 0, or null to switch it off.")
+    check_value_options(value_clip, huber_delta)
     _check("value_terms", values, mask, old_values=old_values, returns=returns)
     values, old_values, returns = fill(values, mask), fill(old_values, mask).detach(), fill(returns, mask).detach()
     terms = _huber(returns - values, huber_delta)
@@ -163,8 +174,7 @@ def decoupled_ppo(
     samples never makes the others weigh more; `truncate` gives them the weight of the cap (truncated importance
     sampling, Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
     """
-    if behaviour_weight_cap is not None and not behaviour_weight_cap >= 1:
-        raise ConfigurationError(f"behaviour_weight_cap is {behaviour_weight_cap}; expected at least 1, or null.")
+    check_weight_cap(behaviour_weight_cap)
     _check(
         "decoupled_ppo",
         logprobs,

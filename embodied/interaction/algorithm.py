@@ -15,6 +15,7 @@ from tensordict import TensorClass, TensorDict
 from embodied import algorithms
 from embodied.algorithms import Aggregation, Clip, Level, levels
 from embodied.algorithms.aggregation import aggregate, loss_denominator, trajectory_lengths
+from embodied.algorithms.losses import check_value_options, check_weight_cap
 from embodied.algorithms.statistics import Mean, Statistic
 from embodied.config import config
 from embodied.errors import ConfigurationError
@@ -97,12 +98,8 @@ class AlgorithmConfig:
     def _check_numbers(self) -> None:
         """What the losses refuse, said before anything starts."""
         self.clip()
-        for name in ("value_clip", "huber_delta"):
-            option = getattr(self, name)
-            if option is not None and not option > 0:
-                raise ValueError(f"{name} is {option}; expected a number above 0, or null to switch it off")
-        if self.behaviour_weight_cap is not None and not self.behaviour_weight_cap >= 1:
-            raise ValueError(f"behaviour_weight_cap is {self.behaviour_weight_cap}; expected at least 1, or null")
+        check_value_options(self.value_clip, self.huber_delta)
+        check_weight_cap(self.behaviour_weight_cap)
         if self.value_coefficient < 0:
             raise ValueError(f"value_coefficient is {self.value_coefficient}; below 0 the critic would learn to err")
         if self.sampling.decode == "greedy":

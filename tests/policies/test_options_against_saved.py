@@ -5,17 +5,7 @@ import logging
 import pytest
 
 import policies
-from policies.api import Interface
 
-INTERFACE = Interface(
-    state_dim=5,
-    action_dim=2,
-    action_low=(-1.0,) * 2,
-    action_high=(1.0,) * 2,
-    cameras=1,
-    image_height=64,
-    image_width=64,
-)
 SIZES = {"layers": 1, "vision_layers": 2}
 
 
@@ -23,7 +13,7 @@ SIZES = {"layers": 1, "vision_layers": 2}
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     image = {"crop_area": 0.9}
-    policies.save(policies.build("openvla_oft/tiny", INTERFACE, chunk=4, image=image, sizes=SIZES), folder)
+    policies.save(policies.build("openvla_oft/tiny", chunk=4, image=image, sizes=SIZES), folder)
     return folder
 
 
@@ -39,7 +29,7 @@ def saved(tmp_path_factory):
 def test_what_differs_is_named(saved, caplog, changes, said):
     options = {"chunk": 4, "image": {"crop_area": 0.9}, **changes}
     with caplog.at_level(logging.WARNING):
-        policies.build("openvla_oft/tiny", INTERFACE, checkpoint=str(saved), **options)
+        policies.build("openvla_oft/tiny", checkpoint=str(saved), **options)
     found = [record.message for record in caplog.records if "was made with" in record.message]
     assert len(found) == bool(said)
     assert all(words in found[0] for words in said)

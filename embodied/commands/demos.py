@@ -60,9 +60,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record, film a preview, export, and say what to do next."""
     from embodied.config import parse
-    from embodied.datasets import open_dataset
+    from embodied.datasets import open_dataset, require_same_origin
     from embodied.datasets.lerobot_export import Pictures, export_lerobot
-    from embodied.interaction.demonstrate import DemonstrationConfig, film_demonstrations, record
+    from embodied.interaction.demonstrate import (
+        DemonstrationConfig,
+        film_demonstrations,
+        record,
+        recording_origin,
+    )
     from embodied.interaction.evaluate import find_policy, require_fit
     from embodied.interaction.experts import expert_config, expert_kind
     from embodied.runs.progress import RunProgress
@@ -82,15 +87,15 @@ def run(args: argparse.Namespace) -> int:
         raise RefusedInput(f"--preview is {args.preview}; expected 0 (no video) or how many episodes it shows")
     # how many environments play at once, and where, does not change what is recorded
     lasting = {k: v for k, v in given.items() if k not in ("num_envs", "processes", "start_seconds", "step_seconds")}
+    env_options = {"id": args.env, **expert_kind(args.env).settings, **lasting}
+    require_same_origin(folder, recording_origin(options, env_options))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RefusedInput(f"the dataset folder {folder} cannot be written: {error.strerror}.") from None
     with RunProgress(folder / "log.txt", total=args.episodes, unit="episodes") as screen:
         screen.say(f"recording {args.episodes} episodes of {args.env} into {relative(folder)} ...")
-        recorded = record(
-            config, options, folder, screen, {"id": args.env, **expert_kind(args.env).settings, **lasting}
-        )
+        recorded = record(config, options, folder, screen, env_options)
         if recorded.unknown:
             screen.say(f"there is no expert for tasks {', '.join(map(str, recorded.unknown))}; they were left out")
         screen.say(f"{recorded.episodes} episodes of {recorded.attempts} attempts in {relative(folder)}")

@@ -46,7 +46,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--decode", choices=("greedy", "sample"), help="how actions are taken")
     parser.add_argument("--temperature", type=float, help="of --decode sample; the default is the run's own, or 1")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
-    parser.add_argument("--out", type=Path, help="results file; by default in the run's or policy's folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="results file; by default results.json, results-2.json, ... in the run's or policy's folder",
+    )
     parser.add_argument("--films", type=int, default=16, help="how many episodes to film at most (default 16; 0: none)")
     parser.add_argument("--film", choices=("failures", "successes", "all"), default="failures", help="which (failures)")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="film every K-th of them (default 1)")
@@ -68,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from embodied.interaction.outcome_films import film_outcomes
     from embodied.interaction.robustness import conditions, take_robustness
     from embodied.report import build_evaluation_page
+    from embodied.runs.files import untaken
     from embodied.runs.versions import versions
 
     if args.films < 0 or args.fps < 1 or args.every < 1:
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dataset is not None:
         require_own_dataset(args.dataset, env.id)
         _require_outcomes(args, known)
-    out = writable(args.out or _home(find_run(args.policy), policy) / "results.json")
+    out = writable(args.out or untaken(_home(find_run(args.policy), policy) / "results.json"))
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
     page = out.with_suffix(".html")

@@ -10,6 +10,14 @@ from embodied.datasets.dataset import EpisodeDataset
 from embodied.datasets.episode import Episode
 from embodied.datasets.folder import FolderDataset
 from embodied.datasets.opening import open_dataset, open_datasets
-from embodied.datasets.writer import DatasetWriter
+from embodied.datasets.writer import DatasetWriter, require_same_origin
 
-__all__ = ["DatasetWriter", "Episode", "EpisodeDataset", "FolderDataset", "open_dataset", "open_datasets"]
+__all__ = [
+    "DatasetWriter",
+    "Episode",
+    "EpisodeDataset",
+    "FolderDataset",
+    "open_dataset",
+    "open_datasets",
+    "require_same_origin",
+]

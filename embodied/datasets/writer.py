@@ -49,7 +49,7 @@ class DatasetWriter:
             "spec": spec_to_json(spec),
             "origin": origin,
         }
-        description = json.loads(json.dumps(description))  # tuples become lists, as they will be read back
+        description = _as_read_back(description)
         try:
             (folder / EPISODES).mkdir(parents=True, exist_ok=True)
             if (folder / DESCRIPTION).is_file():
@@ -136,10 +136,24 @@ def _entry(attempt: int, episode: Episode, *, kept: bool) -> Entry:
     )
 
 
+def require_same_origin(folder: Path, origin: dict[str, Any]) -> None:
+    """Refuse a folder that another recording has begun, as far as that shows before what is recorded can be described.
+
+    origin: as `DatasetWriter` takes it. Raises RefusedInput.
+    """
+    if (folder / DESCRIPTION).is_file():
+        _require_same(folder, read_description(folder), _as_read_back({"origin": origin}))
+
+
+def _as_read_back(description: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(description))  # tuples become lists
+
+
 def _require_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     differing = [
         f"{section}.{key} is {found[section].get(key)!r} there, {wanted[section].get(key)!r} here"
         for section in ("origin", "spec")
+        if section in wanted
         for key in sorted({*found[section], *wanted[section]})
         if found[section].get(key) != wanted[section].get(key)
     ]

@@ -259,18 +259,10 @@ def record(
     recording, SimulatorError where the expert succeeds too rarely.
     """
     folder_of_policy = find_policy(options.policy) if options.policy else None
+    origin = recording_origin(options, env_options)
     with make_expert_env(env_config) as env:
         spec = plain_spec(env.spec)
         novice = Novice(folder_of_policy, spec) if folder_of_policy else None
-        origin = {
-            "expert": "scripted",
-            "env": env_options,
-            "noise": options.noise,
-            **({"wander": options.wander} if options.wander else {}),
-            **(_novice_origin(folder_of_policy, options) if folder_of_policy else {}),
-            "keep": options.keep,
-            "seed": options.seed,
-        }
         with DatasetWriter(folder, spec, spec.control_hz or FPS_WITHOUT_RATE, origin) as writer:
             if writer.kept >= options.episodes:
                 return Recorded(folder, writer.kept, len(writer.entries), ())
@@ -281,8 +273,15 @@ def record(
             return Recorded(folder, writer.kept, attempts, tuple(sorted(recording.unknown)))
 
 
-def _novice_origin(folder: Path, options: DemonstrationConfig) -> dict[str, Any]:
-    return {"policy": weight_hashes(folder), "policy_steps": options.policy_steps}
+def recording_origin(options: DemonstrationConfig, env_options: dict[str, Any]) -> dict[str, Any]:
+    """What decides what is recorded, as the dataset tells it; a folder begun with other values is refused."""
+    origin = {"expert": "scripted", "env": env_options, "noise": options.noise}
+    if options.wander:
+        origin["wander"] = options.wander
+    if options.policy:
+        origin["policy"] = weight_hashes(find_policy(options.policy))
+        origin["policy_steps"] = options.policy_steps
+    return {**origin, "keep": options.keep, "seed": options.seed}
 
 
 def film_demonstrations(env_config: EnvConfig, folder: Path, count: int) -> Path:

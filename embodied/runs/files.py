@@ -1,7 +1,8 @@
-"""Files that survive a crash of the machine, and folders that can be written to."""
+"""Files that survive a crash of the machine, folders that can be written to, names that are free."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -31,3 +32,13 @@ def require_writable(folder: Path, option: str) -> None:
         raise RefusedInput(
             f"the folder {folder} cannot be written: {error.strerror or error}; choose another with {option}"
         ) from None
+
+
+def untaken(path: Path, holds: str = "") -> Path:
+    """`path`, or the first of `name-2`, `name-3`, ... that is not there, so that nothing is written over.
+
+    holds: for a folder, the file in it that says that it is taken; an empty folder is free then.
+    """
+    names = itertools.chain([path.name], (f"{path.stem}-{number}{path.suffix}" for number in itertools.count(2)))
+    candidates = (path.with_name(name) for name in names)
+    return next(one for one in candidates if not (one / holds if holds else one).exists())

@@ -12,7 +12,7 @@ from typing import Any
 
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, CheckpointError, ConfigurationError, RefusedInput, suggest
-from embodied.runs.files import require_writable
+from embodied.runs.files import require_writable, untaken
 from reasoning.commands.data import add_data_arguments, problems_config
 
 _PACKAGES = ("torch", "transformers", "math-verify", "reasoning-gym")
@@ -53,7 +53,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, ...")
     parser.add_argument("--processes", type=int, default=2, help="that grade (default 2)")
-    parser.add_argument("--out", type=Path, help="folder for results.json and index.html (default: beside the model)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of results.json and index.html (default: evaluation, evaluation-2, ... beside the model)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             check_problem(term.kind, problem)
     device = resolve_device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
-    out = args.out or _home(Path(args.model)) / "evaluation"
+    out = args.out or untaken(_home(Path(args.model)) / "evaluation", "results.json")
     require_writable(out, "--out")
     model = load_model(source, dtype=dtype, device=device)
     longest = max(len(prompter.tokens(problem)) for problem in problems)

@@ -9,7 +9,7 @@ from embodied.commands.main import main
 from embodied.datasets import open_dataset
 from embodied.datasets.layout import INDEX, read_index
 from embodied.errors import ConfigurationError, RefusedInput, SimulatorError
-from embodied.interaction import experts
+from embodied.interaction import demonstrate, experts
 from embodied.interaction.demonstrate import DemonstrationConfig, assignment_of, record
 from embodied.interaction.experts import StateExpert, expert_config, make_expert_env, plain_spec, split_advice
 from embodied.runs.progress import RunProgress
@@ -255,6 +255,20 @@ def test_a_folder_of_another_environment_is_refused_and_left_alone(tmp_path, cap
     (tmp_path / "log.txt").unlink()
     assert main(["demos", "maniskill/PushCube-v1", "--out", str(tmp_path)]) == 2
     assert "holds a dataset of gym/Pendulum-v1, not of maniskill/PushCube-v1" in capsys.readouterr().err
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_other_options_for_a_recording_that_was_begun_are_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    words = ["demos", "maniskill/PushCube-v1", "--out", str(tmp_path), "--preview", "0", "env.processes=0"]
+    assert main([*words, "-n", "1", "env.sim_backend=cpu"]) == 0
+    (tmp_path / "log.txt").unlink()
+    monkeypatch.setattr(demonstrate, "make_expert_env", lambda *_: pytest.fail("a simulator was started"))
+    for more, said in (
+        (["--noise", "0.1", "env.sim_backend=cpu"], "origin.noise is 0.0 there, 0.1 here"),
+        (["env.sim_backend=cpu", "env.episode_steps=9"], "origin.env is"),
+    ):
+        assert main([*words, "-n", "2", *more]) == 2
+        assert said in capsys.readouterr().err
     assert not (tmp_path / "log.txt").exists()
 
 

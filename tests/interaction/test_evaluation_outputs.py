@@ -341,3 +341,22 @@ def test_a_temperature_is_that_of_the_recorded_evaluation(saved, tmp_path):
     words = ["--episodes", "1", "--decode", "sample", "--temperature", "0.5", "--out", str(tmp_path / "cool.json")]
     assert main(["eval", str(saved), "gym/CartPole-v1", "env.processes=0", *words]) == 0
     assert json.loads((tmp_path / "cool.json").read_text())["protocol"]["sampling"]["temperature"] == 0.5
+
+
+def test_a_second_evaluation_leaves_the_results_of_the_first(saved, tmp_path):
+    policy = shutil.copytree(saved, tmp_path / "policy")
+    words = [
+        "eval",
+        str(policy),
+        "gym/CartPole-v1",
+        "env.num_envs=2",
+        "env.processes=0",
+        "--episodes",
+        "2",
+        "--films",
+        "0",
+    ]
+    assert [main([*words, "--seed", str(seed)]) for seed in (3, 4, 5)] == [0, 0, 0]
+    seeds = {path.name: json.loads(path.read_text())["protocol"]["seed"] for path in policy.glob("results*.json")}
+    assert seeds == {"results.json": 3, "results-2.json": 4, "results-3.json": 5}
+    assert {path.name for path in policy.glob("*.html")} == {"results.html", "results-2.html", "results-3.html"}

@@ -119,9 +119,11 @@ def test_a_run_whose_problems_are_gone_is_refused_and_left_as_it_is(model, here,
     checkpoint = next((here / "run" / "checkpoints").glob("step_*"))
     before = set(checkpoint.rglob("*"))
     evaluated = ["eval", str(checkpoint / "policy"), "family:arithmetic", "--size", "2", "--max-new-tokens", "4"]
+    own = (here / "run" / "evaluation" / "results.json").read_text()
     assert main(evaluated) == 0
     assert set(checkpoint.rglob("*")) == before  # its files are accounted for
-    assert (here / "run" / "evaluation" / "results.json").is_file()
+    assert (here / "run" / "evaluation" / "results.json").read_text() == own
+    assert (here / "run" / "evaluation-2" / "results.json").is_file()
 
 
 def damage(path, text=None):

@@ -166,10 +166,10 @@ def merge(*records: Mapping[str, Statistic]) -> dict[str, Statistic]:
 
 
 def all_reduce(record: Mapping[str, Statistic], ranks: dist.ProcessGroup | None = None) -> dict[str, Statistic]:
-    """The record over all ranks, in two small messages whatever its size.
+    """The record over all ranks, in two small messages whatever its size; its parts are on the CPU then.
 
     Args:
-        record: the same names on every rank.
+        record: the same names on every rank. Some may have been computed on the CPU and others on an accelerator.
         ranks: the process group; None is the default group. Without an initialised torch.distributed nothing is sent.
 
     Raises:
@@ -178,10 +178,10 @@ def all_reduce(record: Mapping[str, Statistic], ranks: dist.ProcessGroup | None 
     names = sorted(record)
     if not names:
         return {}
-    packed = torch.cat([record[name].parts for name in names])
+    packed = torch.cat(_on_host([record[name].parts for name in names]))
     described = ",".join(f"{name}:{type(record[name]).__name__}" for name in names)
     digest = int.from_bytes(hashlib.sha256(described.encode()).digest()[:6], "little")
-    digests = _gather_equal(torch.tensor([digest], dtype=torch.int64, device=packed.device), ranks)
+    digests = _gather_equal(torch.tensor([digest], dtype=torch.int64), ranks)
     if not bool((digests == digest).all()):
         raise CorrectnessAlarm(
             f"Ranks hold different statistics; this one has: {described}. "
@@ -199,7 +199,18 @@ def report(record: Mapping[str, Statistic]) -> dict[str, float]:
     """Plain numbers, with one device synchronisation for all of them."""
     if not record:
         return {}
-    return dict(zip(record, torch.stack([s.value() for s in record.values()]).tolist(), strict=True))
+    values = _on_host([s.value().reshape(1) for s in record.values()])
+    return dict(zip(record, torch.cat(values).tolist(), strict=True))
+
+
+def _on_host(vectors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The vectors [K_i], of one dtype, on the CPU, with one copy from each device that they are on."""
+    found: dict[int, torch.Tensor] = {}
+    for device in {vector.device for vector in vectors}:
+        there = [index for index, vector in enumerate(vectors) if vector.device == device]
+        copied = torch.cat([vectors[index] for index in there]).cpu()
+        found |= dict(zip(there, copied.split([len(vectors[index]) for index in there]), strict=True))
+    return [found[index] for index in range(len(vectors))]
 
 
 @torch.no_grad()

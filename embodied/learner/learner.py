@@ -123,7 +123,7 @@ class Learner:
             for parameter in self.groups.get(role, []):
                 parameter.grad = None
         limit = self.options.grad_clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(moving, limit, foreach=True) if moving else torch.zeros(())
+        norm = nn.utils.clip_grad_norm_(moving, limit, foreach=True) if moving else torch.zeros((), device=self.device)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not bool(torch.isfinite(norm)):
             named = [(f"{role}[{i}]", p) for role, params in self.groups.items() for i, p in enumerate(params)]

@@ -121,6 +121,11 @@ class EnvConfig:
     step_seconds: float = 120.0
     straggler_seconds: float | None = None
 
+    @property
+    def longest_episode(self) -> int | None:
+        """Control steps of the longest episode; None where only the environment itself knows."""
+        return self.episode_steps
+
 
 @dataclasses.dataclass(frozen=True)
 class Assignments:

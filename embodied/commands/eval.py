@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         _require_outcomes(args, known)
     out = writable(args.out or untaken(_home(find_run(args.policy), policy) / "results.json"))
     result, spec = evaluate_policy(policy, env, options, device=device)
-    record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions())
+    record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions(), device=device)
     page = out.with_suffix(".html")
     write_results(record, out)  # the numbers first: films take their time
     if spec.has_success:

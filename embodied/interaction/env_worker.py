@@ -146,13 +146,16 @@ class EnvWorker(Worker):
         part = balanced_range(self.context.rank, self.context.world, len(assignments))
         assignments = assignments[slice(part.start, part.stop)]
         total = len(assignments)
+        self._observation = None
+        if not total:  # fewer episodes than workers
+            await self.questions.end()
+            return []
         playing = np.full(self.env.num_envs, -1)  # index into assignments; -1: has none left
         playing[: min(total, self.env.num_envs)] = np.arange(min(total, self.env.num_envs))
         queue = iter(range(self.env.num_envs, total))
         done: dict[int, FinishedEpisode] = {}
         observation = self.env.reset(assignments[torch.from_numpy(np.maximum(playing, 0))])
         decided = np.zeros(self.env.num_envs, dtype=np.int64)
-        self._observation = None
         while len(done) < total:
             results = await together(
                 self._evaluate_slot(

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from embodied.errors import AssetError
 from embodied.interaction.assignments import evaluation_assignments
 from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
@@ -116,8 +118,9 @@ def results_record(
     env: EnvConfig,
     options: EvaluationConfig,
     versions: dict[str, str],
+    device: str,
 ) -> dict[str, Any]:
-    """results.json: protocol, versions, hashes, counts per task with 95 % Wilson intervals, every episode, no films."""
+    """results.json: protocol, device, versions, hashes, counts per task with Wilson intervals, every episode; no films."""
     per_task: dict[int, list[bool]] = collections.defaultdict(list)
     for episode in result.episodes:
         per_task[episode.task].append(episode.success_once)
@@ -127,6 +130,7 @@ def results_record(
         "policy": {"folder": str(policy), "sha256": weight_hashes(policy)},
         "environment": dataclasses.asdict(env),
         "protocol": dataclasses.asdict(options),
+        "device": _named(device),
         "versions": {**versions, **spec.versions},
         "metrics": result.metrics(spec.has_success),
         "tasks_named": {str(task): text for task, text in named.items() if text},
@@ -143,6 +147,10 @@ def results_record(
         "episodes": result.table(),
         "films": {"of": "failures", "episodes": [], "missing": "No films were asked for."},
     }
+
+
+def _named(device: str) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else device
 
 
 def weight_hashes(policy: Path) -> dict[str, str]:

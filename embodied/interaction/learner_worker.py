@@ -22,7 +22,7 @@ from embodied.learner.residency import Parking, resident_bytes
 from embodied.learner.sharding import load_whole_state, recompute_activations, shard, whole_state
 from embodied.learner.update import Update
 from embodied.random import derive_seed, generator
-from embodied.runs.state_file import write_state
+from embodied.runs.state_file import keep_evidence
 from embodied.scheduler import Input, Worker, WorkerContext
 from embodied.scheduler.trace import LOAD
 from policies import registry
@@ -64,7 +64,7 @@ class LearnerWorker(Worker):
             seed = derive_seed(self.context.seed, "policy")
             self.interface = registry.interface_of(announced["env"])
             self.policy = registry.build(self.options.policy, self.interface, seed=seed)
-            self.policy.to(self.context.device)
+            self.policy.to(self.context.device).eval()
             if self.options.learner.activations == "recompute":
                 recompute_activations(self.policy.blocks())
             if self.context.world > 1:
@@ -218,27 +218,31 @@ class LearnerWorker(Worker):
             return self.learner.step(pieces, loss_of, frozen=frozen, accept=accept)
         except CorrectnessAlarm as alarm:
             path = self.options.alarms / f"batch_version_{self.version}_rank_{self.context.rank}"
-            write_state(path, batch.to_tensordict().to_dict())
-            raise CorrectnessAlarm(f"{alarm} The batch is saved as {path}.safetensors.") from alarm
+            raise CorrectnessAlarm(f"{alarm} {keep_evidence(path, batch.to_tensordict().to_dict())}") from alarm
 
     def _check_ratio(self, evaluation: Evaluation, part: Samples) -> dict[str, Statistic]:
         """Before the first step of an iteration, acting and learning must agree about what was drawn."""
         mask = part.valid.unsqueeze(-1).expand_as(part.logprobs)
         logprobs = evaluation.logprobs.float()
         if self.options.algorithm.loss == "decoupled_ppo":
-            alarms.require_ratio_one(logprobs, part.proximal_logprobs, mask, tolerance=_RATIO_TOLERANCE)
+            # computed on this side in this precision: the same to the bit, but for how a kernel takes other batch sizes
+            self._require_agreement(logprobs, part.proximal_logprobs, mask)
             # those of the current weights must also agree with what acted
             mask = mask & (part.version == self.version).reshape(-1, 1, 1)
-        if self.options.learner.precision == "float32":
-            alarms.require_ratio_one(logprobs, part.logprobs, mask, tolerance=_RATIO_TOLERANCE)
-        else:
-            warning = alarms.warn_logprob_gap(logprobs, part.logprobs, mask, **_LOW_PRECISION_GAP)
-            self._warnings += [warning] if warning else []
+        self._require_agreement(logprobs, part.logprobs, mask)
         gap = (logprobs - part.logprobs).detach().abs()
         return {
             "policy/logprob_gap": statistics.Mean.of(gap, mask),
             "policy/logprob_gap_max": statistics.Maximum.of(gap, mask),
         }
+
+    def _require_agreement(self, logprobs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> None:
+        """The ratio before the first step is 1: required in float32, warned of in lower precision."""
+        if self.options.learner.precision == "float32":
+            alarms.require_ratio_one(logprobs, old, mask, tolerance=_RATIO_TOLERANCE)
+            return
+        warning = alarms.warn_logprob_gap(logprobs, old, mask, **_LOW_PRECISION_GAP)
+        self._warnings += [warning] if warning else []
 
     @torch.no_grad()
     def _recompute_proximal(self, samples: Samples, idle: Samples, everywhere: torch.Tensor) -> None:
@@ -248,7 +252,8 @@ class LearnerWorker(Worker):
         pieces = list(samples.split(size)) if len(samples) else []
         found = []
         for part in [*pieces, *[idle] * (-(-largest // size) - len(pieces))]:
-            evaluation = self.policy.evaluate(part.inputs, part.tokens, self.options.algorithm.sampling)
+            with self.learner.arithmetic():
+                evaluation = self.policy.evaluate(part.inputs, part.tokens, self.options.algorithm.sampling)
             found.append(evaluation.logprobs.float())
         if pieces:
             samples.proximal_logprobs = torch.cat(found[: len(pieces)])
@@ -270,8 +275,9 @@ class LearnerWorker(Worker):
             registry.save(self.policy, folder, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimiser and version, whole; every rank must call."""
-        return {"policy": whole_state(self.policy), "learner": self.learner.state_dict(), "version": self.version}
+        """Parameters, optimiser and version, whole, from the first rank; every rank must call."""
+        state = {"policy": whole_state(self.policy), "learner": self.learner.state_dict(), "version": self.version}
+        return state if self.context.rank == 0 else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there; tensors shared with others stay shared."""

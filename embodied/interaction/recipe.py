@@ -154,6 +154,18 @@ _SECTIONS: dict[str, type | Callable[[dict[str, Any]], type]] = {
 }
 
 
+def cut_attempts(recipe: Recipe, longest: int) -> str | None:
+    """What is wrong where rollouts end before the `longest` episodes (control steps) whose return is to be scored."""
+    decisions, actions, advantage = recipe.rollout.decisions, recipe.policy.actions, recipe.algorithm.advantage
+    if advantage == "gae" or decisions * actions >= longest:
+        return None
+    return (
+        f"a rollout has {decisions} decisions of {actions} actions, {decisions * actions} steps, and an episode up to "
+        f"{longest}: algorithm.advantage={advantage} would score attempts that did not end; "
+        f"use rollout.decisions={-(-longest // actions)} or a shorter env.episode_steps"
+    )
+
+
 def check(recipe: Recipe) -> None:
     """Refuse impossible combinations, with the reason and the nearest thing that works. Raises ConfigurationError."""
     faults: list[str] = []
@@ -175,13 +187,13 @@ def check(recipe: Recipe) -> None:
             f"algorithm.advantage={algorithm.advantage} scores one episode an environment and rollout; "
             "it needs env.auto_reset=disabled and rollout.start=fresh"
         )
-    shortest = recipe.rollout.decisions * recipe.policy.actions
-    if algorithm.advantage != "gae" and env.episode_steps is not None and shortest < env.episode_steps:
+    if algorithm.advantage == "gae" and env.auto_reset == "disabled" and recipe.rollout.start != "fresh":
         faults.append(
-            f"a rollout has {recipe.rollout.decisions} decisions of {recipe.policy.actions} actions, {shortest} steps, "
-            f"and an episode {env.episode_steps}: algorithm.advantage={algorithm.advantage} would score attempts that "
-            f"did not end; use rollout.decisions={-(-env.episode_steps // recipe.policy.actions)}"
+            "env.auto_reset=disabled leaves an environment that is done as it is, and with "
+            f"rollout.start={recipe.rollout.start} nothing would ever start it again; use rollout.start=fresh"
         )
+    if env.longest_episode is not None and (fault := cut_attempts(recipe, env.longest_episode)):
+        faults.append(fault)
     samples = recipe.env.num_envs * recipe.rollout.decisions
     batch = recipe.learner.global_batch
     if batch is not None and (batch > samples or samples % batch):

@@ -9,7 +9,7 @@ from embodied.errors import ConfigurationError
 from embodied.interaction.assignments import evaluation_assignments
 from embodied.interaction.evaluation import EvaluationResult, episode_metrics
 from embodied.interaction.messages import Rollout
-from embodied.interaction.recipe import Recipe
+from embodied.interaction.recipe import Recipe, cut_attempts
 from embodied.runs.folder import RunFolder
 from embodied.runs.progress import RunProgress
 from embodied.scheduler.launcher import Launcher
@@ -41,12 +41,15 @@ class EmbodiedRun(TrainingRun):
         self.env, self.policy = system.group("env"), system.group("policy")
 
     async def start(self) -> None:
-        """As every run, but refuse a goal that this environment cannot have."""
+        """As every run, but refuse a goal that this environment cannot have, and attempts that a rollout would cut."""
         if not self.spec.has_success and self.recipe.goal.metric != "return":
             raise ConfigurationError(
                 f"{self.spec.id} knows no success, so goal.metric={self.recipe.goal.metric} never comes; "
                 "use goal.metric=return"
             )
+        longest = self.recipe.env.longest_episode
+        if fault := cut_attempts(self.recipe, self.spec.episode_steps if longest is None else longest):
+            raise ConfigurationError(fault)
         await super().start()
 
     async def collect(self, iteration: int) -> Collection:

@@ -111,9 +111,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         parts: list[dict[str, Statistic]] = []
         for batch in micro_batches:
-            with torch.autocast(
-                torch.device(self.device).type, torch.bfloat16, enabled=self.options.precision == "bfloat16"
-            ):
+            with self.arithmetic():
                 loss, statistics = loss_of(batch)
             alarms.require_finite_loss(loss)
             loss.backward()
@@ -137,6 +135,11 @@ class Learner:
         everything = torch.ones(1, dtype=torch.bool, device=norm.device)
         merged["learner/gradient_norm"] = Mean.of(norm.reshape(1), everything)
         return merged, taken
+
+    def arithmetic(self) -> torch.autocast:
+        """The precision of forward passes: whatever is compared with the loss's numbers is computed in it too."""
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.options.precision == "bfloat16")
 
     def rate_at(self, taken: int) -> float:
         """The share of the learning rates that the step after `taken` others uses."""

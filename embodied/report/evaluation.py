@@ -67,6 +67,7 @@ def _facts(record: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "policy", record["policy"]["folder"]
     for name, digest in record["policy"]["sha256"].items():
         yield f"SHA-256 of {name}", digest
+    yield "device", record["device"]
     for section in ("protocol", "environment", "versions"):
         for key, value in record[section].items():
             yield f"{section}.{key}", value if isinstance(value, str) else json.dumps(value)

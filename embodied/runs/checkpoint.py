@@ -99,12 +99,14 @@ class CheckpointStore:
                 shutil.rmtree(target)
             partial.rename(target)
             flush_to_disk(self.folder)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
+        except (OSError, CheckpointError) as error:
+            said = (getattr(error, "strerror", None) or str(error)).rstrip(".")
             raise CheckpointError(
-                f"could not write a checkpoint to {target}: {error.strerror or error}. Earlier checkpoints are intact; "
+                f"could not write a checkpoint to {target}: {said}. Earlier checkpoints are intact; "
                 "free some space or point run.folder elsewhere."
             ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # it would hold the full disk
         for old in self.all()[: -self.keep]:
             shutil.rmtree(old.folder)
 

@@ -21,13 +21,25 @@ _TENSOR = "__tensor__"
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Write `state` to `path`.json and `path`.safetensors.
 
-    Raises CheckpointError for a value of another kind, naming where it is.
+    Raises CheckpointError for a value of another kind, naming where it is, and where the files cannot be written.
     """
     tensors: dict[str, torch.Tensor] = {}
     structure = _take_tensors(state, "", tensors)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(tensors, path.with_suffix(".safetensors"))
-    path.with_suffix(".json").write_text(json.dumps(structure))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_file(tensors, path.with_suffix(".safetensors"))
+        path.with_suffix(".json").write_text(json.dumps(structure))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} could not be written: {error}.") from error
+
+
+def keep_evidence(path: Path, state: dict[str, Any]) -> str:
+    """Write what led to an alarm, and return the sentence that says where; a full disk must not hide the alarm."""
+    try:
+        write_state(path, state)
+    except CheckpointError as error:
+        return f"The batch could not be kept: {error}"
+    return f"The batch is saved as {path}.safetensors."
 
 
 def read_state(path: Path) -> dict[str, Any]:

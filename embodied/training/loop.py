@@ -97,7 +97,9 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
                 if following is not None:
                     following.start_seconds = time.perf_counter() - began
                 tensorboard = folder.tensorboard if recipe.logger.tensorboard else None
-                after = state.iteration if going_on else None
+                after = None
+                if going_on:  # without a checkpoint everything is logged anew
+                    after = state.iteration if checkpoint is not None else -1
                 with MetricsLog(folder.metrics, tensorboard, after=after) as metrics_log:
                     end = await _loop(run, metrics_log, following, resumed=checkpoint is not None)
                 if isinstance(end, Plan):

@@ -105,17 +105,31 @@ class TrainingRun(abc.ABC):
         """How many iterations may pass before the next evaluation, checkpoint or limit has its turn."""
         done, recipe = self.progress.iteration, self.workload.recipe
         ahead = [every - done % every for every in (recipe.evaluation.every, recipe.checkpoint.every) if every]
-        return max(1, min([*ahead, self.left()]))
+        return max(1, min([*ahead, self.left(), self._until_time()]))
+
+    def _until_time(self) -> int:
+        """Iterations until the clock's limit is looked at again: each of them where nothing is collected ahead, else as
+        many as there is time for by what they lasted so far."""
+        minutes, done = self.workload.recipe.goal.minutes, self.progress.iteration
+        if minutes is None:
+            return self.left()
+        spent = self.seconds()
+        return int((minutes * 60 - spent) * done / spent) if self.workload.ahead and spent else 1
 
     def left(self) -> int:
         """Iterations until the limit."""
         return -(-(self.workload.recipe.goal.limit - self.progress.amount) // self.workload.per_iteration)
 
     async def save(self) -> Checkpoint:
-        """Write a checkpoint of everything."""
+        """Write a checkpoint of everything, unless the newest already is of this iteration."""
+        latest = self.store.latest()
+        if latest is not None and latest.step == self.progress.iteration:
+            return latest
         self.progress.seconds, self._clock = self.seconds(), time.monotonic()
         async with self.system.turn(*self.trained):
             workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
+            for name in filter(self._acts_as_one, workers):
+                workers[name] = workers[name][:1]  # the others have nothing of their own
             state = {"progress": dataclasses.asdict(self.progress), "workers": workers}
             with self.store.writing(self.progress.iteration, state) as folder:
                 await self.system.group(self.trained[-1]).call("export", folder / "policy")
@@ -127,6 +141,8 @@ class TrainingRun(abc.ABC):
         self.progress = self.workload.progress(**state["progress"])
         for name, parts in state["workers"].items():
             group = self.system.group(name)
+            if self._acts_as_one(name):
+                parts = parts[:1] * group.size
             if len(parts) != group.size:
                 raise CheckpointError(
                     f"the checkpoint was written by {len(parts)} {name} worker(s), the plan has {group.size}; "
@@ -136,6 +152,10 @@ class TrainingRun(abc.ABC):
                 await group.scatter("load_state_dict", parts)
         self.version = state["workers"][self.trained[-1]][0]["version"]
         await self.publish()
+
+    def _acts_as_one(self, name: str) -> bool:
+        """Whether the stage's workers are one sharded worker, whose first rank's state is that of all."""
+        return self.system.flow.stages[name].worker.collective
 
     def note(self, evaluation: Evaluation) -> None:
         """Remember the best, the last, and how often in a row the goal was met; say how it went."""

@@ -75,6 +75,11 @@ class LiberoConfig(EnvConfig):
         return limits if number is None else (limits[number],)
 
     @property
+    def longest_episode(self) -> int:
+        """Control steps of the longest episode, the protocol's unless `episode_steps` says otherwise."""
+        return max(self.step_limits) if self.episode_steps is None else self.episode_steps
+
+    @property
     def settling_steps(self) -> int:
         """No-op steps after a reset under the protocol."""
         return PROTOCOLS[self.protocol].settling_steps

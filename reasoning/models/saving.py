@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import safetensors
 import torch
 from huggingface_hub import save_torch_state_dict
+
+from embodied.errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,7 +20,7 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     """Write `weights`, by the names of the model's state, so that `load_model(folder)` finds them.
 
     transformers' own `save_pretrained` writes nothing where the process is not rank 0 of the default process group, and
-    rank 0 of the learner need not be that.
+    rank 0 of the learner need not be that. Raises CheckpointError where the files cannot be written.
     """
     kept = {name: tensor for name, tensor in weights.items() if name not in model.all_tied_weights_keys}
     kept = dict(published_names(kept))
@@ -25,10 +28,13 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     kept = {n: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for n, t in kept.items()}
     model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # sharding gives the class another name
     model.config.dtype = next(iter(kept.values())).dtype
-    model.config.save_pretrained(folder)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
-    save_torch_state_dict(kept, folder)
+    try:
+        model.config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        save_torch_state_dict(kept, folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"the model could not be written to {folder}: {error}.") from error
 
 
 def published_names(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -15,7 +15,7 @@ from embodied.learner.learner import Learner, LearnerConfig
 from embodied.learner.residency import Parking, resident_bytes
 from embodied.learner.sharding import load_whole_state, recompute_activations, shard, whole_state
 from embodied.random import derive_seed, generator
-from embodied.runs.state_file import write_state
+from embodied.runs.state_file import keep_evidence
 from embodied.scheduler import Worker
 from embodied.scheduler.trace import LOAD
 from reasoning.models.actor import Actor, Critic
@@ -123,12 +123,13 @@ class TrainedWorker(Worker):
             return self.learner.step(pieces, share, accept=accept)
         except CorrectnessAlarm as alarm:
             path = self.saved / f"batch_{self.role}_version_{self.version}_rank_{self.context.rank}"
-            write_state(path, {str(i): piece.to_tensordict().to_dict() for i, piece in enumerate(pieces)})
-            raise CorrectnessAlarm(f"{alarm} The batch is saved as {path}.safetensors.") from alarm
+            batch = {str(i): piece.to_tensordict().to_dict() for i, piece in enumerate(pieces)}
+            raise CorrectnessAlarm(f"{alarm} {keep_evidence(path, batch)}") from alarm
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimiser and version, whole; every rank must call."""
-        return {"module": whole_state(self.module), "learner": self.learner.state_dict(), "version": self.version}
+        """Parameters, optimiser and version, whole, from the first rank; every rank must call."""
+        state = {"module": whole_state(self.module), "learner": self.learner.state_dict(), "version": self.version}
+        return state if self.context.rank == 0 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there; tensors shared with others stay shared."""

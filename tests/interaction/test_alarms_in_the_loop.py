@@ -91,8 +91,49 @@ def test_groups_that_all_score_alike_are_said_and_do_not_stop_the_run(tmp_path):
 
 
 def test_rollouts_shorter_than_an_episode_are_refused_where_attempts_are_scored(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"8 steps, and an episode 20.*use rollout.decisions=20"):
+    with pytest.raises(ConfigurationError, match=r"8 steps, and an episode up to 20.*use rollout.decisions=20"):
         run(tmp_path, *GROUPS, "env.episode_steps=20")[1]()
+
+
+def test_attempts_of_an_environment_that_alone_knows_its_limit_are_refused_too(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"8 steps, and an episode up to 500.*use rollout.decisions=500"):
+        run(tmp_path, *GROUPS)[1]()
+
+
+def test_the_protocol_of_libero_tells_how_long_attempts_are():
+    values = compose_recipe("libero_10_grpo_openvla_oft_tiny", ["env.episode_steps=null", "rollout.decisions=20"])
+    with pytest.raises(ConfigurationError, match=r"160 steps, and an episode up to 5"):
+        parse_recipe("test", values)
+
+
+def test_environments_that_nothing_starts_again_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"use rollout\.start=fresh"):
+        run(tmp_path, "env.auto_reset=disabled")[1]()
+
+
+def test_fewer_evaluation_episodes_than_workers_are_played(tmp_path):
+    overrides = ["cluster.launcher=inline", "cluster.workers.env=2", "evaluation.episodes=1", "goal.env_steps=128"]
+    folder, start = run(tmp_path, *overrides)
+    start()
+    assert json.loads(folder.evaluation.read_text()) != []
+    assert json.loads(folder.result.read_text())["status"] == "limit"
+
+
+def test_log_probabilities_computed_anew_have_the_precision_of_the_loss(tmp_path, monkeypatch):
+    gaps, genuine = [], LearnerWorker._require_agreement
+
+    def noted(self, logprobs, old, mask):
+        gaps.append(float((logprobs - old).detach().abs()[mask].max()))
+        genuine(self, logprobs, old, mask)
+
+    monkeypatch.setattr(LearnerWorker, "_require_agreement", noted)
+    monkeypatch.setattr("embodied.interaction.learner_worker._RATIO_TOLERANCE", 0.0)  # not asked for in bfloat16
+    overrides = ["algorithm.loss=decoupled_ppo", "learner.precision=bfloat16", "learner.global_batch=64"]
+    _, start = run(tmp_path, *overrides)
+    start()
+    (anew, acting) = gaps
+    assert anew == 0.0
+    assert 0.0 < acting < 0.1
 
 
 def test_samples_staler_than_allowed_stop_the_run(tmp_path, monkeypatch):

@@ -75,7 +75,9 @@ def test_episodes_played_again_action_by_action_are_those_of_the_evaluation(save
 
 def test_results_tell_protocol_hashes_versions_and_counts(saved, evaluated):
     result, spec = evaluated
-    record = results_record(result, spec, policy=saved, env=CARTPOLE, options=SAMPLED, versions={"embodied": "x"})
+    record = results_record(
+        result, spec, policy=saved, env=CARTPOLE, options=SAMPLED, versions={"embodied": "x"}, device="cpu"
+    )
     json.dumps(record)
     assert record["protocol"]["sampling"]["decode"] == "sample"
     assert record["versions"]["embodied"] == "x"

@@ -92,6 +92,35 @@ def test_a_failed_write_leaves_the_previous_checkpoint_and_says_why(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
 
 
+def test_a_disk_that_is_really_full_leaves_the_previous_checkpoint_and_holds_nothing(tmp_path):
+    """No file of this process may pass 64 KiB, so that the tensors' writer meets what it meets on a full disk."""
+    script = textwrap.dedent("""
+        import resource, signal, sys, torch
+        from pathlib import Path
+        from embodied.errors import CheckpointError
+        from embodied.runs.checkpoint import CheckpointStore
+        from embodied.runs.state_file import keep_evidence
+        store = CheckpointStore(Path(sys.argv[1]), keep=1)
+        with store.writing(1, {"x": torch.zeros(8)}):
+            pass
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        try:
+            with store.writing(2, {"x": torch.zeros(1 << 18)}):
+                pass
+        except CheckpointError as error:
+            print(error)
+        print(keep_evidence(Path(sys.argv[1]) / ".." / "batch", {"x": torch.zeros(1 << 18)}))
+    """)
+    folder = tmp_path / "checkpoints"
+    words = [sys.executable, "-c", script, str(folder)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "could not write a checkpoint to" in said
+    assert "Earlier checkpoints are intact" in said
+    assert "The batch could not be kept" in said
+    assert [path.name for path in folder.iterdir()] == ["step_1"]
+
+
 def test_a_process_killed_while_saving_leaves_only_complete_checkpoints(tmp_path):
     script = textwrap.dedent("""
         import sys, torch

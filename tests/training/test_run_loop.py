@@ -10,8 +10,10 @@ import pytest
 
 from embodied.commands import report, workloads
 from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
+from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.folder import RunFolder, create_run_folder
 from embodied.runs.metrics import read_metrics
+from embodied.runs.options import CheckpointConfig
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner.follow import Following, Verdict
@@ -103,6 +105,47 @@ def test_a_dead_worker_costs_the_time_since_the_last_checkpoint_and_no_bit(tmp_p
     with pytest.raises(WorkerDied, match=r"field\[0\] died: nobody answers"):
         carried_out(BeanWorkload(recipe(cluster=none_left), run=Dying), tmp_path / "again")
     assert json.loads((tmp_path / "again" / "result.json").read_text())["status"] == "failed"
+
+
+def test_a_worker_that_dies_before_the_first_checkpoint_leaves_one_curve(tmp_path, whole, monkeypatch):
+    deaths = iter([True])
+
+    class Dying(BeanRun):
+        async def learn(self, iteration):
+            if next(deaths, False):
+                raise EmbodiedError("nobody answers")
+            return await super().learn(iteration)
+
+    async def dead(self):
+        return ["field[0]"]
+
+    monkeypatch.setattr(InlineLauncher, "dead", dead)
+    carried_out(BeanWorkload(run=Dying), tmp_path / "run")
+    assert curve(tmp_path / "run") == whole
+
+
+def test_the_limit_in_minutes_is_looked_at_after_every_iteration(tmp_path):
+    class Slow(BeanRun):
+        def seconds(self):
+            return 61.0 * self.progress.iteration
+
+    goal, seldom = BeanGoal(minutes=1, beans=60), CheckpointConfig(every=10, keep=2)
+    made = recipe(goal=goal, evaluation=Every(every=10), checkpoint=seldom)
+    outcome = carried_out(BeanWorkload(made, run=Slow), tmp_path / "run")
+    assert (outcome.status, outcome.result["iterations"]) == ("limit", 1)
+    assert "minutes was reached" in outcome.reason
+
+
+def test_no_checkpoint_is_written_over_itself_at_the_end(tmp_path, monkeypatch):
+    written, genuine = [], CheckpointStore.writing
+
+    def noted(self, step, state):
+        written.append(step)
+        return genuine(self, step, state)
+
+    monkeypatch.setattr(CheckpointStore, "writing", noted)
+    carried_out(BeanWorkload(), tmp_path / "run")
+    assert written == [1, 2, 3, 4]
 
 
 def test_a_full_disk_in_the_middle_does_not_stop_training(tmp_path, whole, monkeypatch):

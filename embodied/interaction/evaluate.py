@@ -120,7 +120,7 @@ def results_record(
     versions: dict[str, str],
     device: str,
 ) -> dict[str, Any]:
-    """results.json: protocol, device, versions, hashes, counts per task with Wilson intervals, every episode; no films."""
+    """results.json: protocol, device, versions, hashes, counts per task, every episode; no films."""
     per_task: dict[int, list[bool]] = collections.defaultdict(list)
     for episode in result.episodes:
         per_task[episode.task].append(episode.success_once)

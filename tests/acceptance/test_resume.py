@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,3 +143,25 @@ def test_a_killed_maniskill_run_resumes_to_the_bit_in_the_middle_of_episodes(tmp
     resumed = run("resume", str(broken))
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(unbroken, broken, "step_10")
+
+
+@pytest.mark.slow
+def test_a_run_of_two_learner_ranks_goes_on_with_one(tmp_path):
+    """Its checkpoints hold one whole copy of the state, whoever wrote them."""
+    folder = tmp_path / "run"
+    ranks = ["cluster.launcher=ray", "cluster.workers.learner=2", "cluster.deadline_seconds=200"]
+    done = run("train", *CARTPOLE, *ranks, "goal.env_steps=512", f"run.folder={folder}")
+    assert done.returncode == 0, done.stderr
+    expected = read_metrics(folder / "metrics.jsonl")[-1]
+    shutil.rmtree(folder / "checkpoints" / "step_4")
+    assert len(json.loads((folder / "checkpoints" / "step_2" / "state.json").read_text())["workers"]["learner"]) == 1
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["launcher"], plan["stages"]["learner"]["devices"] = "inline", ["cpu"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    done = run("resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "inline launcher" in done.stdout
+    found = read_metrics(folder / "metrics.jsonl")[-1]
+    assert found["iteration"] == expected["iteration"] == 4
+    for name in ("train/return", "policy/loss", "value/loss", "learner/gradient_norm"):
+        assert found["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-3), name

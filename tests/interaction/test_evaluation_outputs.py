@@ -82,6 +82,7 @@ def test_results_tell_protocol_hashes_versions_and_counts(saved, evaluated):
     assert record["protocol"]["sampling"]["decode"] == "sample"
     assert record["versions"]["embodied"] == "x"
     assert "gymnasium" in record["versions"]
+    assert record["device"] == "cpu"
     assert record["policy"]["sha256"] == weight_hashes(saved)
     assert re.fullmatch("[0-9a-f]{64}", record["policy"]["sha256"]["model.safetensors"])
     assert [task["episodes"] for task in record["tasks"]] == [7]
@@ -164,6 +165,7 @@ def test_the_page_shows_the_rate_tasks_and_a_film_of_every_failure(tmp_path):
         "policy": {"folder": "p", "sha256": {"model.safetensors": "ab"}},
         "environment": {"id": "test/World"},
         "protocol": {"sampling": {"decode": "greedy"}, "seed": 3},
+        "device": "cuda:0 (an accelerator)",
         "versions": {"embodied": "0.1.0"},
         "metrics": {
             "eval/success_once": 0.5,

@@ -29,6 +29,7 @@ GRPO = [
     "env.auto_reset=disabled",
     "rollout.start=fresh",
     "rollout.decisions=40",
+    "env.episode_steps=40",
     "learner.global_batch=null",
     "policy.value=none",
 ]

@@ -57,7 +57,10 @@ def test_a_run_brings_nothing_of_two_devices_together(tmp_path, recipe, override
             "maniskill_ppo_openvla_oft_tiny",
             [*PIXELS, "learner.epochs=1", "evaluation.episodes=2", "record.episodes=0", "goal.env_steps=100"],
         ),
-        ("math_ppo_tiny", [*SUMS, "algorithm.group_size=2", "critic.learner.global_batch=8"]),
+        (
+            "math_ppo_tiny",
+            [*SUMS, "algorithm.group_size=2", "critic.learner.global_batch=8", "algorithm.critic_warmup=0"],
+        ),
     ],
     ids=["vla", "math ppo"],
 )

@@ -117,8 +117,7 @@ class CriticWorker(TrainedWorker):
 
     def _forward(self, sequence: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
         assert isinstance(self.module, Critic)
-        precision = self.learning.precision
-        with torch.autocast(torch.device(self.context.device).type, torch.bfloat16, enabled=precision == "bfloat16"):
+        with self.learner.arithmetic():
             return self.module.values(sequence, prompt_length, length, row_tokens=self.layout.packing)
 
     async def learn(self, iteration: int) -> Update:

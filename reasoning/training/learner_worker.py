@@ -141,11 +141,10 @@ class LearnerWorker(TrainedWorker):
         owner, tokens = everywhere[:, 1], everywhere[:, 2]
         pieces = {rank: divide(tokens[owner == rank].tolist(), self.layout) for rank in owner.unique().tolist()}
         own = pieces.get(self.context.rank, [])
-        device, precision = self.context.device, self.options.learner.precision
         for number in range(max(map(len, pieces.values()))):
             rows = own[number] if number < len(own) else []
-            part = (trim(samples[rows]) if rows else idle).to(device)
-            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bfloat16"):
+            part = (trim(samples[rows]) if rows else idle).to(self.context.device)
+            with self.learner.arithmetic():
                 logprobs = self._evaluate(part)[0].float().cpu()
             if rows:
                 samples.old_logprobs[rows, : logprobs.shape[1]] = logprobs

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from embodied.errors import CheckpointError
 from embodied.interaction.assignments import TrainingAssignments
 from embodied.interaction.messages import Collected, Decision, FinishedEpisode, Question, Rollout
 from embodied.interaction.rollout_recorder import RecorderPlan, RolloutRecorder, prepared
 from embodied.interaction.trajectory import Trajectory, TrajectoryBuilder
 from embodied.scheduler import Input, Output, Worker, WorkerContext
+from embodied.scheduler.plan import StagePlan
 from embodied.scheduler.routing import balanced_range
 from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import BUSY
@@ -61,16 +63,14 @@ class EnvWorker(Worker):
 
     async def setup(self, announced: Mapping[str, Any]) -> EnvSpec:
         """Start the simulators and announce what they are."""
-        env, rank, world = self.options.env, self.context.rank, self.context.world
-        slots = self.context.slots
-        unit = slots * self.options.group_size
-        own = balanced_range(rank, world, env.num_envs // unit)
+        env, slots = self.options.env, self.context.slots
+        own = environments_of(self.options, self.context.rank, self.context.world, slots)
         if self.options.record is not None:
             env = prepared(env, self.options.record.options)
         with self.timed("start simulators"):
-            self.env: VectorEnv = registry.make(dataclasses.replace(env, num_envs=len(own) * unit, slots=slots))
+            self.env: VectorEnv = registry.make(dataclasses.replace(env, num_envs=len(own), slots=slots))
         self.assignments = TrainingAssignments(self.context.seed, self.env.spec, self.options.group_size)
-        self._indices = own.start * unit + np.arange(self.env.num_envs)  # among the environments of all workers
+        self._indices = np.array(own)  # among the environments of all workers
         self._rounds = np.full(self.env.num_envs, -1, dtype=np.int64)
         return self.env.spec
 
@@ -240,6 +240,23 @@ class EnvWorker(Worker):
         if self.env.auto_reset is AutoReset.SAME_STEP:
             self._rounds[rows] += (result.ended | result.failed).numpy()
 
+    @classmethod
+    def divide_state(
+        cls, parts: list[dict[str, Any]], placed: StagePlan, options: EnvWorkerOptions
+    ) -> list[dict[str, Any]]:
+        """Rounds are each environment's own; episodes under way are in their worker's simulators."""
+        world = len(placed.devices)
+        wanted = [len(environments_of(options, rank, world, placed.slots)) for rank in range(world)]
+        if wanted == [len(part["rounds"]) for part in parts]:
+            return parts
+        if any("env" in part for part in parts):
+            had = ", ".join(str(len(part["rounds"])) for part in parts)
+            raise CheckpointError(
+                f"episodes are under way in {len(parts)} env worker(s) with {had} environments, and cannot go on in "
+                f"{world} with {', '.join(map(str, wanted))}; use the run's own plan"
+            )
+        return [{"rounds": rounds} for rounds in torch.cat([part["rounds"] for part in parts]).split(wanted)]
+
     def state_dict(self) -> dict[str, Any]:
         """The round of every environment and, if episodes are under way, how to get back to where they stand."""
         state: dict[str, Any] = {"rounds": torch.from_numpy(self._rounds.copy())}
@@ -251,6 +268,13 @@ class EnvWorker(Worker):
         """Go on from there."""
         self._rounds = state["rounds"].numpy().copy()
         self._observation = self.env.load_state_dict(state["env"]) if "env" in state else None
+
+
+def environments_of(options: EnvWorkerOptions, rank: int, world: int, slots: int) -> range:
+    """A worker's part of all environments: in order, in whole groups for every slot."""
+    unit = slots * options.group_size
+    own = balanced_range(rank, world, options.env.num_envs // unit)
+    return range(own.start * unit, own.stop * unit)
 
 
 def _finished(result: StepResult, row: int) -> FinishedEpisode:

@@ -31,6 +31,7 @@ def plan_steps(
     batch: int | None,
     micro_batch: int | None,
     generator: torch.Generator,
+    nearest: bool = False,
 ) -> list[Step]:
     """The optimiser steps of one pass over all samples.
 
@@ -41,6 +42,7 @@ def plan_steps(
         batch, micro_batch: most samples of a global batch, over all ranks, and of one forward pass on one rank; None:
             all. Where a batch does not divide N, the same number of steps gets as equal a share as can be.
         generator: the same on every rank.
+        nearest: the number of steps is the one with which batches come nearest to `batch`, which may then be exceeded.
     """
     count = len(order)
     first_of_rank = (owner == rank).nonzero().flatten()[:1]
@@ -48,7 +50,7 @@ def plan_steps(
     shuffled = order.argsort()[torch.randperm(count, generator=generator)]
     steps = []
     # in equal parts: a remainder of a few samples would make a whole step of the optimiser
-    parts = 1 if batch is None else -(-count // batch)
+    parts = 1 if batch is None else max(1, round(count / batch)) if nearest else -(-count // batch)
     for chosen in shuffled.tensor_split(parts):
         owners = owner[chosen]
         largest = int(owners.bincount().max())

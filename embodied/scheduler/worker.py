@@ -15,9 +15,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from embodied.errors import CheckpointError
 from embodied.scheduler.trace import BUSY, Trace
 
 if TYPE_CHECKING:
+    from embodied.scheduler.plan import StagePlan
     from embodied.scheduler.ports import Receiver, Sender
 
 
@@ -123,6 +125,19 @@ class Worker:
 
     def unload(self) -> None:
         """Take device state off the device (the worker is about to give the device back)."""
+
+    @classmethod
+    def divide_state(cls, parts: list[dict[str, Any]], placed: StagePlan, options: Any) -> list[dict[str, Any]]:
+        """The states that a stage's workers left, as those of its workers under `placed`, for a run that goes on under
+        another plan. options: of the stage.
+
+        Raises CheckpointError where what one worker left off cannot go on with several, or with others."""
+        world = len(placed.devices)
+        if len(parts) == world:
+            return parts
+        if not any(parts):
+            return [{}] * world
+        raise CheckpointError(f"{world} {cls.__name__}(s) cannot take over the state of {len(parts)}")
 
     def state_dict(self) -> dict[str, Any]:
         """Nested dicts and lists of tensors, numbers, strings: everything a resumed run needs to go on to the bit."""

@@ -93,6 +93,8 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
                     await run.restore(checkpoint)
                     done = f"{run.progress.amount:,} {run.progress.unit}"
                     screen.say(f"resumed after iteration {checkpoint.step} ({done})")
+                # only now: whoever resumes goes by it, so it has to be one that this run can go on with
+                folder.plan.write_text(system.plan.to_json())
                 state = run.progress
                 if following is not None:
                     following.start_seconds = time.perf_counter() - began
@@ -178,7 +180,8 @@ async def _loop(
     if not resumed:
         run.note(await run.evaluate())
         metrics_log.write(0, 0, run.seconds(), progress.last)
-    while (end := run.over()) is None:
+    end = run.over()
+    while end is None:
         metrics: dict[str, float] = {}
         run.lap()
         await run.system.take_times()
@@ -194,6 +197,7 @@ async def _loop(
         if due or run.over() is not None:
             run.note(await run.evaluate())
             metrics |= progress.last | {"time/evaluate_s": time.perf_counter() - began}
+            end = run.over()  # and only here: a limit that passes later has its evaluation first
         metrics_log.write(progress.iteration, progress.amount, run.seconds(), metrics)
         if progress.iteration % recipe.checkpoint.every == 0:
             try:
@@ -202,7 +206,10 @@ async def _loop(
                 run.screen.say(f"  warning: {error} Training goes on.")
         if verdict is not None:
             run.screen.say(f"  plan: {verdict.message}")
-            if verdict.plan is not None and run.over() is None:
+            if verdict.plan is not None and end is None:
+                if (reason := await run.in_the_way_of(verdict.plan)) is not None:
+                    run.screen.say(f"  plan: the run stays with the old one: {reason}")
+                    continue
                 await run.save()
                 return verdict.plan
     return end

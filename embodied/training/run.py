@@ -13,6 +13,7 @@ from embodied.runs.checkpoint import Checkpoint, CheckpointStore
 from embodied.runs.folder import RunFolder
 from embodied.runs.progress import RunProgress
 from embodied.scheduler.launcher import Launcher
+from embodied.scheduler.plan import Plan
 
 if TYPE_CHECKING:
     from embodied.training.workload import Workload
@@ -77,15 +78,20 @@ class TrainingRun(abc.ABC):
         swapping = await self.system.set_residency(None if memory is None else int(memory * 2**20))
         if swapping:
             self.screen.say(f"memory: {', '.join(swapping)} leave their device between turns")
-        self.folder.plan.write_text(self.system.plan.to_json())
         await self.publish()
 
     async def learn(self, iteration: int) -> Update:
         """Improve the weights with what was collected."""
-        async with self.system.turn(*self.trained):
-            answers = await self.system.together(
-                *(self.system.group(name).call("learn", iteration) for name in self.trained)
-            )
+        if all(self.system.plan.stages[name].resident for name in self.trained):
+            async with self.system.turn(*self.trained):
+                answers = await self.system.together(
+                    *(self.system.group(name).call("learn", iteration) for name in self.trained)
+                )
+        else:  # one after another, each with the device to itself
+            answers = []
+            for name in self.trained:
+                async with self.system.turn(name):
+                    answers.append(await self.system.group(name).call("learn", iteration))
         updates: list[Update] = [ranks[0] for ranks in answers]
         self.version = updates[-1].version
         return Update(
@@ -142,16 +148,28 @@ class TrainingRun(abc.ABC):
         for name, parts in state["workers"].items():
             group = self.system.group(name)
             if self._acts_as_one(name):
-                parts = parts[:1] * group.size
-            if len(parts) != group.size:
-                raise CheckpointError(
-                    f"the checkpoint was written by {len(parts)} {name} worker(s), the plan has {group.size}; "
-                    "resume with the run's own plan"
-                )
+                divided = parts[:1] * group.size
+            else:
+                stage = self.system.flow.stages[name]
+                divided = stage.worker.divide_state(parts, self.system.plan.stages[name], stage.options)
             async with self.system.turn(name):
-                await group.scatter("load_state_dict", parts)
+                await group.scatter("load_state_dict", divided)
         self.version = state["workers"][self.trained[-1]][0]["version"]
         await self.publish()
+
+    async def in_the_way_of(self, plan: Plan) -> str | None:
+        """Why the run's workers, as they stand now, could not go on under `plan`; None where they can."""
+        for name, placed in plan.stages.items():
+            stage = self.system.flow.stages[name]
+            if self._acts_as_one(name):
+                continue
+            async with self.system.turn(name):
+                parts = await self.system.group(name).call("state_dict")
+            try:
+                stage.worker.divide_state(parts, placed, stage.options)
+            except CheckpointError as error:
+                return str(error)
+        return None
 
     def _acts_as_one(self, name: str) -> bool:
         """Whether the stage's workers are one sharded worker, whose first rank's state is that of all."""

@@ -104,7 +104,13 @@ def _problems(args: argparse.Namespace, load: Any) -> tuple[list[Any], list[Any]
     else:
         return training, []
     known = {problem.key for problem in training}
-    return training, [p for p in held_out if p.key not in known][: args.held_out_size]
+    others = [problem for problem in held_out if problem.key not in known][: args.held_out_size]
+    if args.until is not None and not others:
+        raise RefusedInput(
+            f"--until tests on held-out problems, but all {len(held_out)} that were found are among those to fit to; "
+            "name others with --held-out FILE"
+        )
+    return training, others
 
 
 def _say(progress: Any) -> None:

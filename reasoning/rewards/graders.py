@@ -77,7 +77,8 @@ def exact_grader(options: NoOptions) -> Grader:
 
 
 def multiple_choice_grader(options: NoOptions) -> Grader:
-    """The letter of an option, boxed or stated, else the last letter that stands alone in brackets or on its line."""
+    """The letter of an option, boxed or stated, else the last letter that stands alone in brackets or on its line. An
+    article ("a mixture") or a pronoun ("I think") is no letter."""
     del options
     return lambda response, problem: _any_of(
         _letter(response), problem, lambda answer, right: answer == right.strip("() .").upper()
@@ -123,14 +124,19 @@ def _said(response: str) -> Extracted:
     return Extracted("", Found.NOTHING)
 
 
-_LETTER = re.compile(r"^\(?\s*([A-Za-z])\s*(?:[).:]|$|\s)")
+_NAMED = r"^(?:(?i:the )?(?i:option|choice|letter|answer):? )?"
+# the whole answer, in brackets, or a capital with what follows a letter and not an article or a pronoun
+_LETTER = re.compile(
+    _NAMED + r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])\s*[).:]?$|"
+    r"([A-Z])(?:[).:]|\s+[-\u2013\u2014]\s|\s*\(|\s+(?:is|because|since|as|for)\s)|([A-HJ-Z]),)"
+)
 _ALONE = re.compile(r"\(([A-Z])\)|^\s*\**([A-Z])\**[.):]?\s*$", re.MULTILINE)
 
 
 def _letter(response: str) -> Extracted:
     found = _said(response)
     if match := _LETTER.match(equality.clean(found.text)):
-        return Extracted(match.group(1).upper(), found.how)
+        return Extracted(match.group(match.lastindex or 0).upper(), found.how)
     alone = _ALONE.findall(after_thinking(response))
     return Extracted("".join(alone[-1]), Found.STATED) if alone else Extracted("", Found.NOTHING)
 

@@ -83,6 +83,10 @@ class _Job:
     done: Future[list[Verdict]]
 
 
+def _closed() -> WorkerError:
+    return WorkerError("the grading pool is closed; nothing can be graded any more")
+
+
 _Item = tuple[_Job, int, tuple[int, str, Problem]]
 
 
@@ -107,6 +111,7 @@ class GradingPool:
         self._lock = threading.Lock()
         self._counts: collections.Counter[str] = collections.Counter()
         self._closed = False
+        self._children: list[_Child] = []
         started: list[Future[None]] = [Future() for _ in range(processes)]
         self._threads = [
             threading.Thread(target=self._serve, args=(ready,), name=f"grading {i}", daemon=True)
@@ -123,16 +128,17 @@ class GradingPool:
 
     def submit(self, attempts: Sequence[tuple[int, str, Problem]]) -> Future[list[Verdict]]:
         """Grade (index of the grader, response, problem) each; the verdicts come in the same order."""
-        if self._closed:
-            raise WorkerError("the grading pool is closed; nothing can be graded any more")
         done: Future[list[Verdict]] = Future()
         job = _Job([None] * len(attempts), len(attempts), done)
         if not attempts:
             done.set_result([])
         items = [(job, index, attempt) for index, attempt in enumerate(attempts)]
         size = min(_LARGEST_CHUNK, max(1, len(items) // (4 * len(self._threads))))
-        for start in range(0, len(items), size):
-            self._queue.put(items[start : start + size])
+        with self._lock:  # so that nothing is put behind what `close` takes out
+            if self._closed:
+                raise _closed()
+            for start in range(0, len(items), size):
+                self._queue.put(items[start : start + size])
         return done
 
     def grade(self, attempts: Sequence[tuple[int, str, Problem]]) -> list[Verdict]:
@@ -148,11 +154,16 @@ class GradingPool:
             }
 
     def close(self) -> None:
-        """Let what is queued finish, then end the processes."""
-        if not self._closed:
+        """End the processes at once; what is not graded yet fails with WorkerError."""
+        with self._lock:
             self._closed = True
-            for _ in self._threads:
-                self._queue.put(None)
+            for child in self._children:
+                child.kill()
+        with contextlib.suppress(queue.Empty):
+            while (chunk := self._queue.get_nowait()) is not None:
+                self._fail(collections.deque(chunk), _closed())
+        for _ in self._threads:
+            self._queue.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -165,7 +176,7 @@ class GradingPool:
     def _serve(self, ready: Future[None]) -> None:
         """One thread for one process and its successors."""
         try:
-            child = _Child(self._setup)
+            child = self._start()
         except BaseException as error:  # handed to the thread that waits for the start
             ready.set_exception(error)
             return
@@ -173,9 +184,12 @@ class GradingPool:
         while (chunk := self._queue.get()) is not None:
             pending = collections.deque(chunk)
             while pending:
+                if self._closed:
+                    self._fail(pending, _closed())
+                    continue
                 try:
                     if child is None:
-                        child = _Child(self._setup)
+                        child = self._start()
                         self._count("restarts")
                     child.connection.send([attempt for _, _, attempt in pending])
                 except (OSError, WorkerError, ConfigurationError) as error:
@@ -183,17 +197,33 @@ class GradingPool:
                     if child is None:
                         self._fail(pending, WorkerError(f"a grading process could not be replaced: {error}"))
                         continue
-                    child.end()
+                    self._end(child)
                     child = None
                     continue
                 while pending and child is not None:
                     verdict = child.next_verdict(self.deadline_seconds)
                     if verdict.outcome in (Outcome.TIMEOUT, Outcome.CRASH):
-                        child.end()
+                        self._end(child)
                         child = None
-                    self._resolve(pending.popleft(), verdict)
+                    if self._closed:
+                        self._fail(pending, _closed())
+                    else:
+                        self._resolve(pending.popleft(), verdict)
         if child is not None:
-            child.end()
+            self._end(child)
+
+    def _start(self) -> _Child:
+        child = _Child(self._setup)
+        with self._lock:
+            self._children.append(child)
+            if self._closed:
+                child.kill()
+        return child
+
+    def _end(self, child: _Child) -> None:
+        with self._lock:
+            self._children.remove(child)
+        child.end()
 
     def _count(self, what: str) -> None:
         with self._lock:
@@ -251,6 +281,8 @@ class _Child:
             state, content = self.connection.recv()
         except (EOFError, OSError):
             return Verdict(Outcome.CRASH, None, f"the grading process died: {self.ending()}")
+        except Exception as error:  # a grade of a user's own type that cannot be read here
+            return Verdict(Outcome.ERROR, None, f"the grade cannot be read: {type(error).__name__}: {error}")
         if state == process.ERROR:
             return Verdict(Outcome.ERROR, None, content)
         return Verdict(Outcome.GRADED, content)
@@ -263,9 +295,13 @@ class _Child:
             return "it closed its connection but still runs"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def end(self) -> None:
-        """Kill the process and all that it started."""
+    def kill(self) -> None:
+        """Kill the process and all that it started; whoever waits for its verdict learns that it died."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill it, and free what it held."""
+        self.kill()
         self._process.wait()
         self.connection.close()

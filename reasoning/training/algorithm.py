@@ -41,7 +41,7 @@ class AlgorithmConfig:
     correction_cap, or the term `drop`ped above it.
     clip_low, clip_high, dual_clip, log_ratio_clamp: of the ratio. aggregation: how terms are averaged.
     kl: estimator of the divergence from the reference model. kl_coefficient: its weight; 0 needs no reference.
-    kl_in: the loss, or the reward. entropy_coefficient: weight of the bonus.
+    kl_in: the loss, or the reward (there of what generation computed). entropy_coefficient: weight of the bonus.
     critic_warmup: iterations at the start in which only the critic learns.
     max_staleness: updates that the weights which drew a token may lie behind those that learn from it.
     """
@@ -197,8 +197,10 @@ def make_samples(
     if options.uniform_groups != "keep":
         counted = counted & informative[:, None]
     scores = torch.where(graded, scores, torch.zeros_like(scores))
-    advantages, returns = _advantages(options, everything.state_values, scores, ids, graded, counted, divergence, ranks)
     mask = counted & ~truncated[:, None] if options.truncated == "mask" else counted
+    if options.advantage in ("reinforce_pp", "reinforce_pp_baseline"):
+        counted = mask  # these whiten over tokens, of which masked ones are none
+    advantages, returns = _advantages(options, everything.state_values, scores, ids, graded, counted, divergence, ranks)
     statistics["rollout/advantage_mean"] = Mean.of(advantages, mask)
     statistics["rollout/advantage_size"] = Mean.of(advantages.abs(), mask)
     if options.advantage == "gae" and options.normalize_advantages:
@@ -206,6 +208,18 @@ def make_samples(
     everything.mask, everything.advantages, everything.returns = mask, advantages, returns
     kept = everything[mask.any(1)]
     return (trim(kept) if len(kept) else kept), _idle(), statistics
+
+
+def has_signal(group: Group, options: AlgorithmConfig) -> bool:
+    """Whether a graded group has something to learn from where uniform ones are not kept, by the scores that
+    `make_samples` compares and the members that it keeps."""
+    scores = _scores(group)
+    graded = ~scores.isnan()
+    if options.truncated == "penalise":
+        scores = scores - options.truncated_penalty * group.truncated
+    counting = graded & ~group.truncated if options.truncated == "mask" else graded
+    known = scores[graded]
+    return bool(counting.any()) and bool((known != known[0]).any())
 
 
 def _scores(group: Group) -> torch.Tensor:

@@ -56,33 +56,32 @@ def reasoning_flow(
     reward = flow.stage(
         "reward",
         RewardWorker,
-        RewardWorkerOptions(
-            model, recipe.reward, function, sets.training, sets.held_out, algorithm.uniform_groups == "resample"
-        ),
+        RewardWorkerOptions(model, recipe.reward, function, sets.training, sets.held_out, algorithm),
         scales_with="responses",
         needs=CPU,
     )
     flow.edge(prompts.questions, generate.questions, capacity=_CAPACITY)
     # whoever has least to grade; a reward does not depend on who gives it
     flow.edge(generate.groups, reward.groups, capacity=_CAPACITY, route=Route.READY)
-    last = reward.graded
+    # by its number, not by when it was graded: the ranks of a trained model add up the same groups in every run
+    last, route = reward.graded, Route.KEY
     if algorithm.needs_reference:
         source = recipe.model.reference or model
         options = ReferenceWorkerOptions(source, recipe.learner, recipe.layout, rollout.sampling)
         reference = flow.stage("reference", ReferenceWorker, options, scales_with="responses", needs=ACCELERATOR)
-        flow.edge(last, reference.groups, capacity=_CAPACITY)
+        flow.edge(last, reference.groups, capacity=_CAPACITY, route=route)
         last = reference.referenced
     if algorithm.needs_values:
         source = recipe.critic.source or model
         critic_options = CriticWorkerOptions(source, recipe.critic, algorithm, recipe.layout, alarms)
         critic = flow.stage("critic", CriticWorker, critic_options, scales_with="responses", needs=ACCELERATOR)
-        flow.edge(last, critic.groups, capacity=_CAPACITY)
+        flow.edge(last, critic.groups, capacity=_CAPACITY, route=route)
         last = critic.valued
     exact = dtype == "float32"
     learner_options = LearnerWorkerOptions(
         model, algorithm, recipe.learner, recipe.layout, rollout.sampling, exact, alarms
     )
     learner = flow.stage("learner", LearnerWorker, learner_options, scales_with="responses", needs=ACCELERATOR)
-    flow.edge(last, learner.groups, capacity=_CAPACITY)
+    flow.edge(last, learner.groups, capacity=_CAPACITY, route=route)
     flow.weights(learner, generate)
     return flow

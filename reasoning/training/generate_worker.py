@@ -15,6 +15,7 @@ import torch
 from embodied.learner.residency import Parking, resident_bytes
 from embodied.random import derive_seed
 from embodied.scheduler import Input, Output, Worker, WorkerContext
+from embodied.scheduler.plan import StagePlan
 from embodied.scheduler.routing import balanced_range
 from embodied.scheduler.trace import LOAD
 from reasoning.generation.api import Finish, Request, Response, Sampling
@@ -121,7 +122,7 @@ class GenerateWorker(Worker):
             self.engine.update_weights(self._weights, self.engine.version)
 
     async def answer(self, round: Round) -> Answered:
-        """Answer a round's questions. In training a worker stops once its part of the wanted groups is whole."""
+        """Answer a round's questions. In training a worker stops once only its part of the surplus is not whole."""
         training = round.purpose == "train"
         asked = [question async for _, question in self.questions]
         fresh = [_Open(question, self.engine.version) for question in asked]
@@ -130,7 +131,7 @@ class GenerateWorker(Worker):
         quota = len(under_way)
         if training:
             self._carried = []
-            quota = min(quota, len(balanced_range(self.context.rank, self.context.world, round.wanted)))
+            quota -= len(balanced_range(self.context.rank, self.context.world, round.surplus))
         return await self._generate(under_way, sampling, quota, keep=training)
 
     async def _generate(self, under_way: list[_Open], sampling: Sampling, quota: int, *, keep: bool) -> Answered:
@@ -170,6 +171,15 @@ class GenerateWorker(Worker):
             self._carried = left
         await self.groups.end()
         return Answered(responses, drawn, len(left))
+
+    @classmethod
+    def divide_state(cls, parts: list[dict[str, Any]], placed: StagePlan, options: Any) -> list[dict[str, Any]]:
+        """Groups under way can go on with whichever worker."""
+        world = len(placed.devices)
+        if len(parts) == world:
+            return parts
+        carried = [group for part in parts for group in part["carried"]]
+        return [{"carried": carried[rank::world]} for rank in range(world)]
 
     def state_dict(self) -> dict[str, Any]:
         """The groups that go on in the next round."""

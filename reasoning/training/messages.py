@@ -17,14 +17,15 @@ class Round:
     """One round of asking and answering.
 
     iteration: of training. purpose: what the answers are for. first, count: places in the endless order of problems
-    that are asked (training), or problems of the held-out set (evaluation). wanted: groups that training needs.
+    that are asked (training), or problems of the held-out set (evaluation). surplus: groups under way that the round
+    need not finish.
     """
 
     iteration: int
     purpose: Purpose
     first: int
     count: int
-    wanted: int
+    surplus: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,8 +71,6 @@ def plan(
     everywhere: int64 [N, 3], of all ranks' samples: order, rank, tokens; rank after rank. batch: samples of a global
     batch; where it does not divide N, batches are made equal and their number is the nearest.
     """
-    count = len(everywhere)
-    steps = 1 if batch is None else max(1, round(count / batch))
     owner, tokens = everywhere[:, 1], everywhere[:, 2]
     # plan_steps shuffles alike for every rank, so asking it for each gives the division of all
     by_rank: dict[int, list[Step]] = {}
@@ -80,7 +78,7 @@ def plan(
     for other in sorted({rank, *owner.tolist()}):
         generator.set_state(state)
         by_rank[other] = plan_steps(
-            everywhere[:, 0], owner, other, batch=-(-count // steps), micro_batch=None, generator=generator
+            everywhere[:, 0], owner, other, batch=batch, micro_batch=None, generator=generator, nearest=True
         )
     first = {other: int((owner < other).sum()) for other in by_rank}
     planned = []

@@ -171,7 +171,7 @@ class _Measured:
     async def _collect(self, system: Launcher, iteration: int) -> None:
         group, rollout = system.group, self.recipe.rollout
         count = max(0, rollout.prompts + rollout.extra_prompts - self.carried)
-        round = Round(iteration, "train", self.position, count, rollout.prompts)
+        round = Round(iteration, "train", self.position, count, max(0, count + self.carried - rollout.prompts))
         self.position += count
         began = time.perf_counter()
         await group("prompts").call("ask", round)

@@ -227,7 +227,65 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.model.reference is not None and not algorithm.needs_reference:
         faults.append("model.reference is given, but algorithm.kl_coefficient is 0, so nothing looks at it; remove it")
+    faults += _without_effect(recipe)
     refuse(recipe, faults)
+
+
+def _without_effect(recipe: Recipe) -> list[str]:
+    """Options that were given though nothing would follow them."""
+    algorithm, critic, plain = recipe.algorithm, recipe.critic, AlgorithmConfig()
+    rollout, layout = recipe.rollout, recipe.layout
+    advantage = f"algorithm.advantage is {algorithm.advantage}"
+    no_values = not algorithm.needs_values
+    # option, what it is, what it is where nobody gave it, whether nothing follows it, why
+    rules: list[tuple[str, object, object, bool, str]] = [
+        ("learner.value_lr", recipe.learner.value_lr, None, True, "a critic has its own critic.learner.lr"),
+        ("critic.learner.target_kl", critic.learner.target_kl, None, True, "that is learner.target_kl"),
+        (
+            "critic",
+            dataclasses.replace(critic, source=None),
+            CriticConfig(),
+            no_values,
+            f"{advantage}, without a critic",
+        ),
+        ("algorithm.gamma", algorithm.gamma, plain.gamma, algorithm.advantage in ("grpo", "rloo"), advantage),
+        ("algorithm.gae_lambda", algorithm.gae_lambda, plain.gae_lambda, no_values, advantage),
+        ("algorithm.normalize_advantages", algorithm.normalize_advantages, True, no_values, advantage),
+        ("algorithm.deviation", algorithm.deviation, plain.deviation, algorithm.advantage != "grpo", advantage),
+        (
+            "algorithm.correction_cap",
+            algorithm.correction_cap,
+            plain.correction_cap,
+            algorithm.engine_correction == "none",
+            "algorithm.engine_correction is none",
+        ),
+        (
+            "algorithm.truncated_penalty",
+            algorithm.truncated_penalty,
+            plain.truncated_penalty,
+            algorithm.truncated != "penalise",
+            "algorithm.truncated is not penalise",
+        ),
+        (
+            "rollout.max_waves",
+            rollout.max_waves,
+            RolloutConfig().max_waves,
+            algorithm.uniform_groups != "resample",
+            "algorithm.uniform_groups is not resample",
+        ),
+        (
+            "layout.row_tokens",
+            layout.row_tokens,
+            LayoutConfig().row_tokens,
+            layout.rows != "packed",
+            "layout.rows is not packed",
+        ),
+    ]
+    return [
+        f"{option} is given, but nothing would follow it: {why}; remove it"
+        for option, value, default, ignored, why in rules
+        if ignored and value != default
+    ]
 
 
 def load_run_recipe(folder: Path) -> Recipe:

@@ -17,20 +17,27 @@ from reasoning.generation.api import Finish
 from reasoning.models.loading import open_tokenizer
 from reasoning.problems.record import Problem
 from reasoning.rewards.reward import Attempt, Reward, RewardConfig, RewardFunction, reward_metrics, warn_constant_reward
+from reasoning.training.algorithm import AlgorithmConfig, has_signal
 from reasoning.training.messages import Graded, Group, Judged, Round
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardWorkerOptions:
     """model: whose tokenizer it is. reward: how responses are graded. function: a user's own instead of the first term.
-    problems, held_out: what was asked. hold: keep groups back until they are called for (dynamic sampling)."""
+    problems, held_out: what was asked. algorithm: what is learnt from; where it asks again for uniform groups (dynamic
+    sampling), groups are held back until they are called for."""
 
     model: str
     reward: RewardConfig
     function: Callable[..., Any] | None
     problems: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
-    hold: bool
+    algorithm: AlgorithmConfig
+
+    @property
+    def hold(self) -> bool:
+        """Keep groups back."""
+        return self.algorithm.uniform_groups == "resample"
 
 
 class RewardWorker(Worker):
@@ -66,10 +73,8 @@ class RewardWorker(Worker):
             given, found = await self._score(group, self.options.problems)
             attempts.extend(given)
             rewards.extend(found)
-            scores = torch.tensor([reward.value for reward in found])
-            group = dataclasses.replace(group, scores=scores)
-            known = scores[~scores.isnan()]
-            informative[group.number] = bool(len(known)) and bool((known != known[0]).any())
+            group = dataclasses.replace(group, scores=torch.tensor([reward.value for reward in found]))
+            informative[group.number] = has_signal(group, self.options.algorithm)
             if self.options.hold:
                 self._held[group.number] = group
             else:
@@ -91,10 +96,11 @@ class RewardWorker(Worker):
 
     async def hand_on(self, numbers: tuple[int, ...]) -> None:
         """Hand on those of the held groups, and forget the others."""
-        for number in numbers:
+        for place, number in enumerate(numbers):
             if number in self._held:
                 group = self._held[number]
-                await self.graded.put(group, key=number, weight=group.weight)
+                # by its place, so that those who learn get equally many
+                await self.graded.put(group, key=place, weight=group.weight)
         self._held.clear()
         await self.graded.end()
 

@@ -71,16 +71,17 @@ class ReasoningRun(TrainingRun):
     async def _collect_all(self, iteration: int) -> Collection:
         wanted = self.recipe.rollout.prompts
         round = self._round(iteration, wanted)
-        if all(self.system.plan.stages[name].resident for name in ("generate", *self._judges)):
+        if self._all_stay("generate", *self._judges):
             async with self.system.turn("generate", "reward", *self._judges):
                 asked = await self.system.together(*self._answering(round), *self._judging(iteration))
         else:  # one after another, each with the device to itself
             async with self.system.turn("generate", "reward"):
                 asked = await self.system.together(*self._answering(round))
-            for name in self._judges:
-                async with self.system.turn(name):
-                    await self._judge(name, iteration)
+            await self._judge_in_turn(iteration)
         return self._collected([asked[1]], [asked[2]], round.count)
+
+    def _all_stay(self, *stages: str) -> bool:
+        return all(self.system.plan.stages[name].resident for name in stages)
 
     def _answering(self, round: Round) -> list[Coroutine[Any, Any, Any]]:
         return [
@@ -91,6 +92,11 @@ class ReasoningRun(TrainingRun):
 
     def _judging(self, iteration: int) -> list[Coroutine[Any, Any, Any]]:
         return [self._judge(name, iteration) for name in self._judges]
+
+    async def _judge_in_turn(self, iteration: int) -> None:
+        for name in self._judges:
+            async with self.system.turn(name):
+                await self._judge(name, iteration)
 
     async def _judge(self, name: str, iteration: int) -> None:
         await self.system.group(name).call(*{"reference": ("refer",), "critic": ("value", iteration)}[name])
@@ -106,6 +112,7 @@ class ReasoningRun(TrainingRun):
             round = self._round(iteration, math.ceil(missing / max(rate, _LEAST_RATE)))
             async with self.system.turn("generate", "reward"):
                 _, answers, grades = await self.system.together(*self._answering(round))
+            self.progress.carried = sum(part.carried for part in answers)
             answered.append(answers)
             graded.append(grades)
             found = {number: differs for part in grades for number, differs in part.held.items()}
@@ -115,8 +122,13 @@ class ReasoningRun(TrainingRun):
             if missing <= 0:
                 break
         chosen = tuple(informative[:wanted])
-        async with self.system.turn("reward", *self._judges):
-            await self.system.together(self.reward.call("hand_on", chosen), *self._judging(iteration))
+        if self._all_stay(*self._judges):
+            async with self.system.turn("reward", *self._judges):
+                await self.system.together(self.reward.call("hand_on", chosen), *self._judging(iteration))
+        else:
+            async with self.system.turn("reward"):
+                await self.reward.call("hand_on", chosen)
+            await self._judge_in_turn(iteration)
         collected = self._collected(answered, graded, total)
         short = [f"{len(chosen)} of {wanted} groups have scores that differ, after {total} asked"] * (missing > 0)
         extra = {"rollout/waves": float(len(graded)), "rollout/surplus": float(max(0, -missing))}
@@ -125,7 +137,7 @@ class ReasoningRun(TrainingRun):
     def _round(self, iteration: int, wanted: int) -> Round:
         progress = self.progress
         count = max(0, wanted + self.recipe.rollout.extra_prompts - progress.carried)
-        round = Round(iteration, "train", progress.position, count, wanted)
+        round = Round(iteration, "train", progress.position, count, max(0, count + progress.carried - wanted))
         progress.position += count
         return round
 
@@ -147,7 +159,7 @@ class ReasoningRun(TrainingRun):
     async def evaluate(self) -> Evaluation:
         """Answer the held-out problems with the current weights; every response is written to read."""
         count = self.asked.held_out
-        round = Round(self.progress.iteration, "evaluate", 0, count, count)
+        round = Round(self.progress.iteration, "evaluate", 0, count)
         async with self.system.turn("generate", "reward"):
             *_, judged = await self.system.together(
                 self.prompts.call("ask", round), self.generate.call("answer", round), self.reward.call("judge", round)

@@ -7,13 +7,14 @@ import torch
 
 import embodied.interaction.env_worker as env_worker_module
 import embodied.interaction.policy_worker as policy_worker_module
+from embodied.errors import CheckpointError
 from embodied.interaction.assignments import evaluation_assignments
-from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
+from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions, environments_of
 from embodied.interaction.messages import Rollout
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.trajectory import Trajectory, join
 from embodied.scheduler import Flow, Input, Route, Worker
-from embodied.scheduler.plan import single_device_plan
+from embodied.scheduler.plan import StagePlan, single_device_plan
 from envs.api import EnvConfig
 from policies.api import PolicyConfig, Sampling
 from tests.interaction.counting import CountingPolicy, launch, scripted_env
@@ -160,3 +161,19 @@ def test_every_assignment_is_played_once_with_the_same_answer_for_any_number_of_
     assert [e.length for e in reference] == expected
     for num_envs, slots in ((3, 1), (8, 2), (16, 4)):
         assert evaluate(monkeypatch, num_envs, 11, slots)[0] == reference
+
+
+def test_environments_change_hands_between_episodes_and_not_within():
+    options = EnvWorkerOptions(EnvConfig(id="gym/CartPole-v1", num_envs=12), group_size=2, fresh=True)
+    parts = [{"rounds": torch.arange(6)}, {"rounds": torch.arange(6, 12)}]
+    same = StagePlan(devices=("cpu:0", "cpu:1"))
+    assert EnvWorker.divide_state(parts, same, options) == parts
+    # two slots of whole groups: three units of four environments
+    uneven = EnvWorker.divide_state(parts, StagePlan(devices=("cpu:0", "cpu:1"), slots=2), options)
+    assert [part["rounds"].tolist() for part in uneven] == [list(range(4)), list(range(4, 12))]
+    assert [environments_of(options, rank, 2, 2) for rank in (0, 1)] == [range(4), range(4, 12)]
+    (whole,) = EnvWorker.divide_state(parts, StagePlan(devices=("cpu",)), options)
+    assert whole["rounds"].tolist() == list(range(12))
+    under_way = [{**part, "env": {}} for part in parts]
+    with pytest.raises(CheckpointError, match=r"2 env worker\(s\) with 6, 6 environments, and cannot go on in 1"):
+        EnvWorker.divide_state(under_way, StagePlan(devices=("cpu",)), options)

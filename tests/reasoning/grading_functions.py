@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+from reasoning.rewards.graders import Grade
+
 
 def length(response, problem):
     return len(response) / 10
@@ -29,6 +31,17 @@ def misbehave(response, problem):
     if response == "eat":
         return len(bytearray(4 << 30))
     return 1.0 if response == "good" else 0.0
+
+
+class Unreadable(Grade):
+    """Can be sent, and not be read."""
+
+    def __reduce__(self):
+        return (int, ("not a number",))
+
+
+def unreadable(response, problem):
+    return Unreadable(1.0) if response == "odd" else 1.0
 
 
 def one_argument(response):

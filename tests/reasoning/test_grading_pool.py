@@ -101,6 +101,25 @@ def test_processes_end_with_the_pool():
         own.submit([(0, "x", PROBLEM)])
 
 
+def test_closing_waits_for_nothing_that_is_still_to_be_graded():
+    own = GradingPool([GraderSpec("function", function=grading_functions.misbehave)], processes=2, deadline_seconds=60)
+    under_way = [own.submit([(0, "hang", PROBLEM)] * 4) for _ in range(3)]
+    time.sleep(0.2)
+    began = time.monotonic()
+    own.close()
+    assert time.monotonic() - began < 20
+    for future in under_way:
+        with pytest.raises(WorkerError, match="closed"):
+            future.result(timeout=1)
+
+
+def test_a_grade_that_cannot_be_read_costs_that_answer_only():
+    with GradingPool([GraderSpec("function", function=grading_functions.unreadable)], processes=1) as own:
+        first, second = own.grade([(0, "odd", PROBLEM), (0, "good", PROBLEM)])
+    assert (first.outcome, second.outcome) == (Outcome.ERROR, Outcome.GRADED)
+    assert "cannot be read" in first.detail
+
+
 def test_a_function_that_cannot_be_imported_is_refused_at_the_start():
     options = RewardConfig(terms=(TermConfig(kind="tests.reasoning.grading_functions:absent"),), processes=1)
     with pytest.raises(ConfigurationError, match="absent"):

@@ -208,6 +208,16 @@ def test_a_fit_is_refused_before_it_begins(here, words, said, capsys):
     assert set(here.rglob("*")) == before
 
 
+def test_a_fit_that_has_only_seen_problems_to_be_tested_on_is_refused(here, capsys):
+    # columns as `reasoning sft` wants them, the same file twice
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "solution": f"\\boxed{{{i + 1}}}"} for i in range(4)]
+    (here / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--solution", "solution", "--held-out", "solved.jsonl", "--until", "0.5", "--out", "fitted"]
+    assert main(["sft", "tiny", "solved.jsonl", *words]) == 2
+    assert "all 4 that were found are among those to fit to" in capsys.readouterr().err
+    assert not (here / "fitted").exists()
+
+
 def test_a_template_typed_for_an_evaluation_is_used(model, here):
     words = ["--template", "Q: {problem}", "--max-new-tokens", "4", "--out", "out"]
     assert main(["eval", model, "sums.jsonl", *words]) == 0

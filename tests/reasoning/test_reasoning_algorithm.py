@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import report
 from embodied.config import parse
 from embodied.errors import ConfigurationError, CorrectnessAlarm
-from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, make_samples, trim
+from reasoning.training.algorithm import AlgorithmConfig, ReasoningLoss, has_signal, make_samples, trim
 from reasoning.training.messages import Group
 
 NAN = math.nan
@@ -100,6 +101,27 @@ def test_groups_whose_scores_are_equal_can_be_dropped_from_the_denominator():
     assert report(statistics)["group/informative_fraction"] == 0.5
     assert ReasoningLoss(options()).denominator(kept) == 12
     assert ReasoningLoss(options()).denominator(dropped) == 4
+
+
+@pytest.mark.parametrize("truncated", ["keep", "mask", "penalise"])
+def test_a_group_has_signal_exactly_where_it_is_learnt_from(truncated):
+    given = options(uniform_groups="resample", truncated=truncated)
+    found = set()
+    for scores in itertools.product([0.0, 1.0, math.nan], repeat=2):
+        for cut in itertools.product([False, True], repeat=2):
+            one = group(0, scores, [2, 3], truncated=list(cut))
+            kept, _, _ = make_samples([one], given)
+            assert has_signal(one, given) == (len(kept) > 0), (scores, cut)
+            found.add(len(kept) > 0)
+    assert found == {True, False}
+
+
+def test_masked_responses_take_no_part_in_whitening():
+    given = options(advantage="reinforce_pp", truncated="mask")
+    alone, _, _ = make_samples([group(0, [1.0, 0.0], [2, 3])], given)
+    several = [group(0, [1.0, 0.0], [2, 3]), group(1, [5.0, 7.0], [2, 2], truncated=[True, True])]
+    beside, _, _ = make_samples(several, given)
+    expect(beside.advantages, alone.advantages.tolist())
 
 
 def test_reinforce_pp_pays_at_the_last_token_and_whitens_over_the_batch():

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from embodied.errors import ConfigurationError
+from embodied.scheduler import Route, launcher
+from embodied.scheduler.lease import Leases
+from embodied.scheduler.plan import StagePlan, fit_memory
+from reasoning.training.flow import reasoning_flow
+from reasoning.training.generate_worker import GenerateWorker
+from reasoning.training.problems import gather
 from reasoning.training.recipe import load_run_recipe
 from tests.reasoning.small_runs import metrics_of, run_small, save_small_model, small_recipe, weights_of
 
@@ -143,6 +151,68 @@ def test_responses_go_on_after_an_update_and_say_which_weights_drew_them(model, 
     assert any(m["policy/behaviour_weight_max"] > 1 for m in metrics[1:])
 
 
+@pytest.mark.parametrize("extra", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_several_generators_finish_every_iteration_as_many_groups_as_are_wanted(model, tmp_path, extra):
+    # 5 problems do not divide among 2
+    recipe = small_recipe(
+        model,
+        algorithm=PARTIAL,
+        rollout={"prompts": 5, "extra_prompts": extra, "slots": 4},
+        cluster={"launcher": "inline", "workers": {"generate": 2}},
+        goal={"responses": 100},
+        evaluation={"every": 0},
+    )
+    run_small(recipe, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["env_steps"] for line in lines] == [20 * i for i in range(6)]
+    carried = [line["metrics"]["rollout/carried"] for line in lines[1:]]
+    assert carried == [0.0] * 5 if extra == 0 else max(carried) > 0
+
+
+def test_what_is_loaded_at_once_stays_within_the_memory_given(model, tmp_path, monkeypatch):
+    loaded: list[tuple[tuple[str, ...], list[str]]] = []
+    genuine = Leases.turn
+
+    @contextlib.asynccontextmanager
+    async def watched(self, *stages):
+        async with genuine(self, *stages):
+            loaded.append((stages, [name for name in sizes if name not in self.away]))
+            yield
+
+    sizes: dict[str, int] = {}
+
+    def noted(plan, found, budget, together):
+        sizes.update({name: sum(ranks) for name, ranks in found.items()})
+        return fit_memory(plan, found, budget, together)
+
+    monkeypatch.setattr(Leases, "turn", watched)
+    monkeypatch.setattr(launcher, "fit_memory", noted)
+    resample = {"uniform_groups": "resample", "kl_in": "loss", "kl": "k3"}
+    memory = {"launcher": "inline", "memory_mib": 0.8}
+    recipe = small_recipe(model, algorithm={**PPO, **resample}, cluster=memory, goal={"responses": 16})
+    run_small(recipe, tmp_path / "run")
+    assert sum(sizes.values()) > 0.8 * 2**20
+    assert {"critic", "learner", "generate", "reference"} <= {name for stages, _ in loaded for name in stages}
+    for stages, there in loaded[1:]:  # before the first turn everything was just built
+        assert sum(sizes[name] for name in there) <= 0.8 * 2**20, (stages, there)
+
+
+def test_which_rank_learns_from_a_group_does_not_depend_on_time(model):
+    recipe = small_recipe(model, algorithm=PPO)
+    flow = reasoning_flow(recipe, gather(recipe), "cpu", Path("unused"))
+    routes = {
+        edge.target.stage: edge.route for edge in flow.edges if edge.target.stage in ("reference", "critic", "learner")
+    }
+    assert routes == dict.fromkeys(("reference", "critic", "learner"), Route.KEY)
+
+
+def test_groups_under_way_go_on_with_another_number_of_generators():
+    parts = [{"carried": ["a", "b", "c"]}, {"carried": ["d"]}]
+    divided = GenerateWorker.divide_state(parts, StagePlan(devices=("cpu:0", "cpu:1", "cpu:2")), None)
+    assert [part["carried"] for part in divided] == [["a", "d"], ["b"], ["c"]]
+    assert GenerateWorker.divide_state(parts, StagePlan(devices=("cpu:0", "cpu:1")), None) == parts
+
+
 @pytest.mark.slow
 def test_a_rollout_may_be_drawn_while_the_one_before_is_learnt_from(model, tmp_path):
     recipe = small_recipe(
@@ -176,8 +246,6 @@ def test_evaluation_does_not_depend_on_how_many_are_generated_at_once(model, tmp
 
 
 def test_training_and_held_out_problems_never_meet(model):
-    from reasoning.training.problems import gather
-
     sets = gather(small_recipe(model, evaluation={"size": 50}, problems={"size": 400}))
     known = {problem.key for problem in sets.training}
     assert len(sets.held_out) == 50
@@ -195,6 +263,17 @@ def test_training_and_held_out_problems_never_meet(model):
         ({"reward": {"terms": [{"kind": "math"}, {"kind": "overlong", "options": {"limit": 9, "buffer": 2}}]}}, "=6"),
         ({"modle": {}}, "Did you mean 'model'"),
         ({"seed": -1}, "seed"),
+        ({"learner": {"value_lr": 1e-3}}, "critic.learner.lr"),
+        ({"critic": {"value_clip": 0.2}}, "without a critic"),
+        ({"algorithm": {"advantage": "gae"}, "critic": {"learner": {"target_kl": 0.1}}}, "that is learner.target_kl"),
+        ({"algorithm": {"gamma": 0.9}}, "algorithm.gamma is given, but nothing would follow it"),
+        ({"algorithm": {"gae_lambda": 0.9}}, "algorithm.gae_lambda"),
+        ({"algorithm": {"normalize_advantages": False}}, "algorithm.normalize_advantages"),
+        ({"algorithm": {"advantage": "rloo", "deviation": "none"}}, "algorithm.deviation"),
+        ({"algorithm": {"correction_cap": 3.0}}, "engine_correction is none"),
+        ({"algorithm": {"truncated_penalty": 0.5}}, "truncated is not penalise"),
+        ({"rollout": {"max_waves": 9}}, "uniform_groups is not resample"),
+        ({"layout": {"row_tokens": 64}}, "rows is not packed"),
         ({"cluster": {"device": "cuda:9"}}, "cuda:9"),
     ],
 )

@@ -88,7 +88,10 @@ def test_exact_does_not_take_the_last_number():
 @pytest.mark.parametrize(
     ("response", "letter"),
     [(r"\boxed{B}", "B"), (r"\boxed{\text{(b)}}", "B"), ("The answer is (C) because (A) is not", "C"), ("...\nD", "D"),
-     ("I think (A) or maybe (B)", "B"), ("A horse", "")],
+     ("I think (A) or maybe (B)", "B"), ("A horse", ""), ("The answer is option C.", "C"), ("Answer: b", "B"),
+     ("The correct answer is: choice B", "B"), ("Answer: B, the nucleus", "B"), ("Answer: E) none of them", "E"),
+     ("The answer is a bit subtle, but the others are excluded.\n(C)", "C"), ("Answer: A mixture\n(B)", "B"),
+     ("I think the answer is I would say (B).", "B"), ("Answer: a mixture of effects", "")],
 )  # fmt: skip
 def test_multiple_choice_takes_the_letter(response, letter):
     assert build_grader("multiple_choice", {})(response, ask("q", "A")).answer == letter

@@ -18,7 +18,7 @@ from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner.follow import Following, Verdict
 from embodied.training.loop import new_folder, started_with, train
-from tests.training.toy_workload import BeanGoal, BeanRecipe, BeanRun, BeanWorkload, Every
+from tests.training.toy_workload import BeanGoal, BeanRecipe, BeanRun, BeanWorkload, Every, Field
 
 
 def recipe(**changes) -> BeanRecipe:
@@ -136,6 +136,26 @@ def test_the_limit_in_minutes_is_looked_at_after_every_iteration(tmp_path):
     assert "minutes was reached" in outcome.reason
 
 
+def test_a_limit_that_passes_while_a_checkpoint_is_written_still_has_its_evaluation(tmp_path):
+    class Slow(BeanRun):
+        saved = 0
+
+        async def save(self):
+            made = await super().save()
+            self.saved = self.progress.iteration
+            return made
+
+        def seconds(self):
+            return 61.0 * min(self.saved, 1)
+
+    goal = BeanGoal(minutes=1, beans=60)
+    made = recipe(goal=goal, evaluation=Every(every=10))
+    outcome = carried_out(BeanWorkload(made, run=Slow), tmp_path / "run")
+    assert outcome.status == "limit"
+    last = curve(tmp_path / "run")[-1][2]
+    assert last["eval/total"] == last["learner/total"] == outcome.result["after"]["eval/total"]
+
+
 def test_no_checkpoint_is_written_over_itself_at_the_end(tmp_path, monkeypatch):
     written, genuine = [], CheckpointStore.writing
 
@@ -220,6 +240,48 @@ def test_a_plan_is_measured_for_once_followed_and_changed_on_the_way(tmp_path, m
     assert "resumed after iteration 2 (6 beans)" in log
     assert Plan.load(outcome.folder.plan).why == "another, for once"
     assert curve(tmp_path / "second") == whole
+
+
+class Keeping(Field):
+    """Its state cannot be another number of workers'."""
+
+    def state_dict(self):
+        return {"kept": 1}
+
+
+class KeepingWorkload(BeanWorkload):
+    field = Keeping
+
+
+def test_a_plan_that_the_workers_cannot_go_on_under_is_not_switched_to(tmp_path, monkeypatch, whole):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def drifted(self, spent, seconds, left):
+        two = dataclasses.replace(self.plan.stages["field"], devices=("cpu:0", "cpu:1"))
+        other = dataclasses.replace(self.plan, launcher="ray", stages={**self.plan.stages, "field": two})
+        return Verdict({}, other, "the field is slow") if left == 2 else None
+
+    monkeypatch.setattr(Following, "note", drifted)
+    auto = recipe(cluster=dataclasses.replace(BeanRecipe().cluster, plan="auto"))
+    outcome = carried_out(KeepingWorkload(auto), tmp_path / "run")
+    assert "stays with the old one: 2 Keeping(s) cannot take over the state of 1" in outcome.folder.log.read_text()
+    assert len(Plan.load(outcome.folder.plan).stages["field"].devices) == 1
+    assert curve(tmp_path / "run") == whole
+
+
+def test_the_plan_of_the_folder_is_one_that_the_run_could_go_on_with(tmp_path, monkeypatch):
+    carried_out(BeanWorkload(recipe(goal=BeanGoal(beans=6))), tmp_path / "run")
+    before = RunFolder(tmp_path / "run").plan.read_text()
+
+    async def refused(self, checkpoint):
+        self.folder.plan.unlink()  # whatever was there at the start is not written again
+        raise CheckpointError("not under this plan")
+
+    monkeypatch.setattr(BeanRun, "restore", refused)
+    with pytest.raises(CheckpointError):
+        carried_out(BeanWorkload(), tmp_path / "run", resume=True)
+    assert before
+    assert not RunFolder(tmp_path / "run").plan.exists()
 
 
 def test_a_command_says_where_everything_is_and_what_is_next(tmp_path, monkeypatch, capsys):

@@ -157,6 +157,7 @@ class BeanWorkload(Workload):
     packages = ()
     per_iteration = PER_ITERATION
     ahead = 0
+    field: ClassVar[type[Field]] = Field
 
     def __init__(self, recipe: BeanRecipe | None = None, run: type[BeanRun] = BeanRun) -> None:
         self.recipe = BeanRecipe() if recipe is None else recipe
@@ -164,7 +165,7 @@ class BeanWorkload(Workload):
 
     def _flow(self) -> Flow:
         flow = Flow("beans")
-        field = flow.stage("field", Field, scales_with="beans")
+        field = flow.stage("field", self.field, scales_with="beans")
         learner = flow.stage("learner", Scale, scales_with="beans")
         flow.edge(field.beans, learner.beans)
         flow.weights(learner, field)

@@ -90,17 +90,24 @@ def config_class(name: str) -> type[PolicyConfig]:
 
 
 def build(
-    name: str | PolicyConfig, interface: Interface = EXAMPLE_INTERFACE, *, seed: int = 0, **options: Any
+    name: str | PolicyConfig,
+    interface: Interface = EXAMPLE_INTERFACE,
+    *,
+    seed: int = 0,
+    known: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Policy:
     """A freshly initialised policy: the same seed gives the same weights.
 
-    interface: of the environment it will act in; without one the policy is an example for a robot arm.
+    interface: of the environment it will act in; without one the policy is an example for a robot arm. known: for
+    vision-language-action policies, statistics of the data to be fitted to (`policies.vla.statistics`).
     """
     if isinstance(name, str):
         name = parse(config_class(name), {"name": name, **options}, at="policy")
     elif options:
         raise ConfigurationError(f"options {sorted(options)} were given beside a complete policy configuration")
-    return _module(name.name).build(name, interface, seed)
+    given = {} if known is None else {"known": known}
+    return _module(name.name).build(name, interface, seed, **given)
 
 
 def save(policy: Policy, folder: str | Path, weights: dict[str, torch.Tensor] | None = None) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json and its page, print the rate."""
+    from embodied.interaction.assignments import left_out
     from embodied.interaction.evaluate import (
         evaluate_policy,
         find_policy,
@@ -101,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         record["films"] = film_outcomes(result, policy, env, options, films, **chosen, fps=args.fps, device=device)
         write_results(record, out)
     build_evaluation_page(record, page, command=command_line())
+    if uneven := left_out(options.episodes, spec):
+        print(f"embodied eval: note: {uneven}", file=sys.stderr)
     if spec.tasks > 1 and spec.has_success:
         print(_task_table(record["tasks"]))
     metrics = result.metrics(spec.has_success)

@@ -8,6 +8,7 @@ from typing import Any
 
 from embodied.datasets.dataset import EpisodeDataset
 from embodied.datasets.episode import Episode
+from embodied.datasets.lerobot import LeRobotDataset
 from embodied.errors import AssetError
 from envs.api import EnvSpec
 
@@ -16,7 +17,8 @@ class JoinedDataset(EpisodeDataset):
     """The episodes of `parts`, one dataset after another.
 
     What decides how an episode is read must be equal: actions, cameras, sizes and control rate. Tasks may differ;
-    instructions are united. Folder, id and origin are the first part's.
+    instructions are united. Bounds of actions must be equal where they are an environment's; those of a LeRobot dataset
+    are what occurs in it, and widen to hold all parts. Folder, id and origin are the first part's.
 
     Raises AssetError where parts do not fit together, naming what differs.
     """
@@ -28,7 +30,13 @@ class JoinedDataset(EpisodeDataset):
         self.parts = tuple(parts)
         self.folder, self.fps, self.origin = first.folder, first.fps, first.origin
         united = dict.fromkeys(text for part in parts for text in part.spec.instructions)
-        self.spec: EnvSpec = dataclasses.replace(first.spec, instructions=tuple(united))
+        actions = [part.spec.action for part in parts]
+        low, high = (
+            tuple(map(widest, zip(*bounds, strict=True)))
+            for widest, bounds in ((min, [a.low for a in actions]), (max, [a.high for a in actions]))
+        )
+        action = dataclasses.replace(first.spec.action, low=low, high=high)
+        self.spec: EnvSpec = dataclasses.replace(first.spec, action=action, instructions=tuple(united))
         self._places = [(part, index) for part in parts for index in range(len(part))]
 
     @property
@@ -51,12 +59,14 @@ class JoinedDataset(EpisodeDataset):
 
 
 def _check_alike(first: EpisodeDataset, other: EpisodeDataset) -> None:
+    observed = any(isinstance(dataset, LeRobotDataset) for dataset in (first, other))
+
     def compared(dataset: EpisodeDataset) -> dict[str, Any]:
         action, spec = dataset.spec.action, dataset.spec
         return {
             "numbers in an action": action.dim,
             "kind of action": action.kind.value,
-            "bounds of actions": f"{list(action.low)} to {list(action.high)}",
+            "bounds of actions": "as observed" if observed else f"{list(action.low)} to {list(action.high)}",
             "choices": action.choices,
             "numbers of state": spec.state_dim,
             "numbers of privileged state": spec.privileged_dim,

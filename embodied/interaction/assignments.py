@@ -48,6 +48,22 @@ class TrainingAssignments:
         return torch.from_numpy((rounds.astype(np.int64) << 32) | (envs.astype(np.int64) // self.group_size))
 
 
+def left_out(episodes: int, spec: EnvSpec) -> str | None:
+    """What `episodes` do not show of an environment with several tasks, in words; None where all are played alike."""
+    if episodes < spec.tasks:
+        return (
+            f"{episodes} episodes play tasks 0 to {episodes - 1} only, of {spec.tasks} of {spec.id}; it takes "
+            f"{spec.tasks} to play them all"
+        )
+    if episodes % spec.tasks:
+        least = episodes // spec.tasks
+        return (
+            f"{episodes} episodes play {episodes % spec.tasks} of {spec.tasks} tasks {least + 1} times and the others "
+            f"{least} times; a multiple of {spec.tasks} would weigh them alike"
+        )
+    return None
+
+
 def evaluation_assignments(seed: int, episodes: int, spec: EnvSpec) -> Assignments:
     """A fixed list of `episodes` different (task, initial state, seed) for evaluation.
 

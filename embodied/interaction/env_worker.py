@@ -141,15 +141,17 @@ class EnvWorker(Worker):
 
         Environments take the next assignment as they become free. Noise belongs to the assignment, not to the
         environment, so the answer does not depend on how many environments there are. Episodes under way for training
-        are abandoned.
+        are set aside, and go on where they were: how often is evaluated must not change what is learnt.
         """
         part = balanced_range(self.context.rank, self.context.world, len(assignments))
         assignments = assignments[slice(part.start, part.stop)]
         total = len(assignments)
-        self._observation = None
         if not total:  # fewer episodes than workers
             await self.questions.end()
             return []
+        under_way = None
+        if self._observation is not None and not self.options.fresh:
+            under_way = self.env.state_dict()
         playing = np.full(self.env.num_envs, -1)  # index into assignments; -1: has none left
         playing[: min(total, self.env.num_envs)] = np.arange(min(total, self.env.num_envs))
         queue = iter(range(self.env.num_envs, total))
@@ -183,6 +185,8 @@ class EnvWorker(Worker):
                 decided[finished] = 0
                 observation = self.env.reset(assignments[torch.from_numpy(np.maximum(playing, 0))], mask)
         await self.questions.end()
+        with self.timed("go back to training"):
+            self._observation = None if under_way is None else self.env.load_state_dict(under_way)
         return [done[index] for index in range(total)]
 
     async def _evaluate_slot(

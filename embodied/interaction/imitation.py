@@ -38,7 +38,8 @@ from embodied.system.termination import interruption
 from policies import registry
 from policies.api import Imitation, Policy
 from policies.vla import statistics
-from policies.vla.policy import VLAPolicy
+from policies.vla.gripper import demonstrated
+from policies.vla.options import VLAConfig
 
 _PREPARED = "prepared"
 _SUMMARY_ROWS = 4096
@@ -319,18 +320,18 @@ def demonstrations(recipe: ImitationRecipe) -> tuple[EpisodeDataset, tuple[list[
 
 def _build(recipe: ImitationRecipe, dataset: EpisodeDataset, training: list[int]) -> Policy:
     """The policy with the dataset's interface and statistics. Raises ConfigurationError for one that cannot imitate."""
-    interface = registry.interface_of(dataset.spec)
-    policy = registry.build(recipe.policy, interface, seed=derive_seed(recipe.seed, "policy"))
+    interface, known = registry.interface_of(dataset.spec), None
+    if isinstance(recipe.policy, VLAConfig):
+        labels, state, privileged = demonstrated_numbers(dataset, training)
+        labels = demonstrated(labels, recipe.policy.gripper)
+        proprio = state if state.shape[1] else None
+        known = {dataset.spec.id: statistics.compute(labels, len(training), proprio, privileged=privileged)}
+    policy = registry.build(recipe.policy, interface, seed=derive_seed(recipe.seed, "policy"), known=known)
     if not hasattr(policy, "imitation"):
         raise ConfigurationError(
             f"policy {recipe.policy.name} has no way to be fitted to actions (a method `imitation`, see "
             "policies.api.Imitation)."
         )
-    if isinstance(policy, VLAPolicy):
-        labels, state, privileged = demonstrated_numbers(dataset, training)
-        proprio = state if state.shape[1] else None
-        found = statistics.compute(labels, len(training), proprio, privileged=privileged)
-        policy.set_statistics(dataset.spec.id, found)
     return policy
 
 

@@ -14,7 +14,7 @@ from embodied.config import config, parse
 from embodied.config.compose import CONFIGS, compose_recipe
 from embodied.errors import ConfigurationError, suggest
 from embodied.interaction.augmentation import AugmentationConfig
-from embodied.interaction.recipe import CheckpointConfig, LoggerConfig, RunConfig, resolve_device
+from embodied.interaction.recipe import CheckpointConfig, LoggerConfig, RunConfig, resolve_device, rounded_away
 from embodied.interaction.seeing import SeeingConfig
 from embodied.learner.learner import LearnerConfig
 from policies import registry
@@ -232,6 +232,13 @@ def check(recipe: ImitationRecipe) -> None:
         faults.append("labels.spread is about action bins, but this policy has none; set labels.spread=0")
     if recipe.seeing.steps and image is None:
         faults.append(f"seeing.steps is about vision-language-action policies, not {recipe.policy.name}; set it to 0")
+    if getattr(recipe.policy, "statistics", None) is not None:
+        faults.append(
+            f"policy.statistics is {recipe.policy.statistics}, but a fit takes those of its demonstrations; leave it "
+            "out"
+        )
+    if fault := rounded_away(recipe.policy):
+        faults.append(fault)
     if learner.target_kl is not None:
         faults.append("learner.target_kl stops reinforcement learning; there is no acting policy here. Leave it out")
     for option, instead in (("warmup_steps", "schedule.warmup_steps"), ("decay_steps", "schedule.decay")):

@@ -154,6 +154,16 @@ _SECTIONS: dict[str, type | Callable[[dict[str, Any]], type]] = {
 }
 
 
+def rounded_away(policy: PolicyConfig) -> str | None:
+    """Why the policy's weights would hardly learn, if so: updates are smaller than what bfloat16 rounds away."""
+    if getattr(policy, "precision", "float32") != "bfloat16" or getattr(policy, "lora", None) is not None:
+        return None
+    return (
+        "policy.precision is bfloat16 and policy.lora null: most updates would be rounded away. Use "
+        "policy.precision=float32 with learner.precision=bfloat16, or adapters (policy.lora={rank: 32})"
+    )
+
+
 def cut_attempts(recipe: Recipe, longest: int) -> str | None:
     """What is wrong where rollouts end before the `longest` episodes (control steps) whose return is to be scored."""
     decisions, actions, advantage = recipe.rollout.decisions, recipe.policy.actions, recipe.algorithm.advantage
@@ -193,6 +203,8 @@ def check(recipe: Recipe) -> None:
             f"rollout.start={recipe.rollout.start} nothing would ever start it again; use rollout.start=fresh"
         )
     if env.longest_episode is not None and (fault := cut_attempts(recipe, env.longest_episode)):
+        faults.append(fault)
+    if fault := rounded_away(recipe.policy):
         faults.append(fault)
     samples = recipe.env.num_envs * recipe.rollout.decisions
     batch = recipe.learner.global_batch

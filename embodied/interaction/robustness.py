@@ -34,7 +34,8 @@ _SPLITS = (*SPLITS, *RL4VLA_SPLITS[1:])  # of every task that has some
 @config
 class RobustnessConfig:
     """perturb: kinds of perturbation, each applied by itself (environments with an option `perturb`). severity: at
-    which severities, 1 to 5. splits: what may differ from training (environments with an option `split`)."""
+    which severities, 1 to 5. splits: what may differ from training (environments with an option `split`); `all` alone
+    means every one that the environment has."""
 
     perturb: tuple[str, ...] = ()
     severity: tuple[int, ...] = (1, 3, 5)
@@ -42,7 +43,7 @@ class RobustnessConfig:
 
     def __post_init__(self) -> None:
         for name, chosen, valid in (("perturb", self.perturb, KINDS), ("splits", self.splits, _SPLITS)):
-            for item in chosen:
+            for item in () if name == "splits" and chosen == (ALL,) else chosen:
                 if item not in valid:
                     raise ValueError(f"{name} has {item!r}. {suggest(item, (*valid, ALL), noun=name)}")
             if len(set(chosen)) != len(chosen):
@@ -78,7 +79,8 @@ def take_robustness(args: argparse.Namespace) -> RobustnessConfig:
         if value is None:
             raise RefusedInput(f"{word!r} names nothing; give a name or a list, e.g. eval.perturb=[camera,light]")
         items = value if isinstance(value, list) else [value]
-        names = {"perturb": KINDS, "splits": SPLITS, "severity": range(1, MAX_SEVERITY + 1)}.get(key, ())
+        # what splits there are depends on the environment
+        names = {"perturb": KINDS, "severity": range(1, MAX_SEVERITY + 1)}.get(key, ())
         listed[key] = list(names) if items == [ALL] and names else items
     return parse(RobustnessConfig, listed, at="eval")
 
@@ -88,7 +90,7 @@ def conditions(env: EnvConfig, options: RobustnessConfig) -> tuple[Condition, li
 
     Raises ConfigurationError for an environment that has no such conditions.
     """
-    known = {field.name for field in dataclasses.fields(env)}
+    known, splits = {field.name for field in dataclasses.fields(env)}, ()
     for wanted, needed, who in (
         (options.perturb, "perturb", "libero/... environments have"),
         (options.splits, "split", "maniskill/PutOnPlate-v1 has"),
@@ -98,7 +100,8 @@ def conditions(env: EnvConfig, options: RobustnessConfig) -> tuple[Condition, li
             raise ConfigurationError(f"eval.{key} is asked of {env.id}, which has no option env.{needed}; {who} it.")
     if options.splits:
         has = splits_of(env.id.removeprefix("maniskill/"))
-        unknown = [split for split in options.splits if split not in has]
+        splits = has if options.splits == (ALL,) else options.splits
+        unknown = [split for split in splits if split not in has]
         if unknown:
             raise ConfigurationError(
                 f"eval.splits names {', '.join(unknown)}, which {env.id} has not; it has: {', '.join(has) or 'none'}."
@@ -110,9 +113,7 @@ def conditions(env: EnvConfig, options: RobustnessConfig) -> tuple[Condition, li
         for severity in options.severity
     ]
     others += [
-        Condition(split, None, dataclasses.replace(env, split=split))
-        for split in options.splits
-        if split != _USUAL_SPLIT
+        Condition(split, None, dataclasses.replace(env, split=split)) for split in splits if split != _USUAL_SPLIT
     ]
     return Condition(_USUAL_SPLIT if options.splits else "none", None, env), others
 

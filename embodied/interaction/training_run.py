@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from embodied.errors import ConfigurationError
-from embodied.interaction.assignments import evaluation_assignments
+from embodied.interaction.assignments import evaluation_assignments, left_out
 from embodied.interaction.evaluation import EvaluationResult, episode_metrics
 from embodied.interaction.messages import Rollout
 from embodied.interaction.recipe import Recipe, cut_attempts
@@ -67,6 +67,8 @@ class EmbodiedRun(TrainingRun):
         """Play the evaluation episodes with the current weights; evaluation.json says how each of the latest ended."""
         options = self.recipe.evaluation
         assignments = evaluation_assignments(options.seed, options.episodes, self.spec)
+        if uneven := left_out(options.episodes, self.spec):
+            self.warn((f"evaluation.episodes: {uneven}",))
         rollout = Rollout(0, 0, "evaluate", options.sampling)
         async with self.system.turn("env", "policy"):
             episodes, _ = await self.system.together(

@@ -9,6 +9,7 @@ from policies.api import Interface
 from policies.openvla.config import OpenVLAConfig
 from policies.openvla.model import OpenVLAPolicy
 from policies.vla import build as _steps
+from policies.vla.statistics import Statistics
 
 __all__ = ["Config", "OpenVLAConfig", "OpenVLAPolicy", "build", "load", "save"]
 
@@ -16,9 +17,12 @@ Config = OpenVLAConfig
 save = _steps.save
 
 
-def build(config: OpenVLAConfig, interface: Interface, seed: int = 0) -> OpenVLAPolicy:
-    """A policy of the preset's size with fresh weights, or with those of `config.checkpoint`."""
-    return _steps.assemble(OpenVLAPolicy, config, interface, seed)
+def build(config: OpenVLAConfig, interface: Interface, seed: int = 0, known: Statistics | None = None) -> OpenVLAPolicy:
+    """A policy of the preset's size with fresh weights, or with those of `config.checkpoint`.
+
+    known: statistics of the data it is to be fitted to, in place of the checkpoint's.
+    """
+    return _steps.assemble(OpenVLAPolicy, config, interface, seed, known)
 
 
 def load(folder: str | Path, **options: Any) -> OpenVLAPolicy:

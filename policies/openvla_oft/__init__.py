@@ -9,6 +9,7 @@ from policies.api import Interface
 from policies.openvla_oft.config import OpenVLAOFTConfig
 from policies.openvla_oft.model import OpenVLAOFTPolicy
 from policies.vla import build as _steps
+from policies.vla.statistics import Statistics
 
 __all__ = ["Config", "OpenVLAOFTConfig", "OpenVLAOFTPolicy", "build", "load", "save"]
 
@@ -16,9 +17,14 @@ Config = OpenVLAOFTConfig
 save = _steps.save
 
 
-def build(config: OpenVLAOFTConfig, interface: Interface, seed: int = 0) -> OpenVLAOFTPolicy:
-    """A policy of the preset's size with fresh weights, or with those of `config.checkpoint`."""
-    return _steps.assemble(OpenVLAOFTPolicy, config, interface, seed)
+def build(
+    config: OpenVLAOFTConfig, interface: Interface, seed: int = 0, known: Statistics | None = None
+) -> OpenVLAOFTPolicy:
+    """A policy of the preset's size with fresh weights, or with those of `config.checkpoint`.
+
+    known: statistics of the data it is to be fitted to, in place of the checkpoint's.
+    """
+    return _steps.assemble(OpenVLAOFTPolicy, config, interface, seed, known)
 
 
 def load(folder: str | Path, **options: Any) -> OpenVLAOFTPolicy:

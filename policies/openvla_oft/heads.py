@@ -82,7 +82,9 @@ class FiLMBlock(nn.Module):
         """x [N, P, width], condition [N, condition_size]."""
         block = self.block
         x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
-        x = x * (1 + self.scale(condition)[:, None]) + self.shift(condition)[:, None]
+        condition = condition.to(self.scale.weight.dtype)  # these are trained whole, in float32, also beside bfloat16
+        scale, shift = self.scale(condition).to(x.dtype), self.shift(condition).to(x.dtype)
+        x = x * (1 + scale[:, None]) + shift[:, None]
         return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 

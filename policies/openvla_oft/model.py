@@ -181,7 +181,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
         """See the base; mean absolute error for the l1 head, which has no bins to spread."""
         if self.options.head == "tokens":
             return super().imitation(inputs, actions, valid, spread=spread)
-        wanted = self.action_scale.normalise(actions.to(self.device))
+        wanted = self.wanted(actions)
         predicted = self.action_head(self._chunked(self.hidden_states(inputs))).float()
         weight = (
             torch.ones_like(wanted) if valid is None else valid.to(self.device)[..., None].expand_as(wanted).float()

@@ -17,7 +17,7 @@ import safetensors
 import torch
 
 from embodied.config import parse
-from embodied.errors import CheckpointError
+from embodied.errors import CheckpointError, ConfigurationError
 from policies.api import Interface
 from policies.description import DESCRIPTION, described_interface, read_description
 from policies.vla import checkpoint, lora, statistics
@@ -44,10 +44,21 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def assemble(policy_class: type[P], options: VLAConfig, interface: Interface, seed: int) -> P:
-    """A policy with the checkpoint's weights, or fresh ones drawn from `seed`; adapters attached, in eval mode."""
+def assemble(
+    policy_class: type[P],
+    options: VLAConfig,
+    interface: Interface,
+    seed: int,
+    known: statistics.Statistics | None = None,
+) -> P:
+    """A policy with the checkpoint's weights, or fresh ones drawn from `seed`; adapters attached, in eval mode.
+
+    known: statistics of one dataset, that it is to be fitted to, in place of the checkpoint's."""
     folder = None if options.checkpoint is None else checkpoint.resolve(options.checkpoint)
     bundle = Bundle.preset(options.preset, options.sizes) if folder is None else Bundle.read(folder)
+    if known is not None:
+        bundle.statistics = known
+        options = dataclasses.replace(options, statistics=next(iter(known)))
     dtype = getattr(torch, options.precision)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -66,16 +77,21 @@ def assemble(policy_class: type[P], options: VLAConfig, interface: Interface, se
     return policy.eval()
 
 
-_FITTED_WITH = ("chunk", "views", "prompt", "image", "gripper", "state", "placeholders", "head", "film")
+_FITTED_WITH = ("chunk", "views", "prompt", "image", "state", "placeholders", "head", "film")
 """Options that a policy's weights have got used to."""
 
 
 def _say_differences(folder: Path, options: VLAConfig) -> None:
-    """Warn where a policy of ours is to see or act otherwise than when it was saved."""
+    """Warn where a policy of ours is to see or act otherwise than when it was saved; refuse another gripper."""
     if not (folder / DESCRIPTION).is_file():
         return
     saved = read_description(folder)["options"]
     chosen = dataclasses.asdict(options)
+    if saved.get("gripper", options.gripper) != options.gripper:
+        raise ConfigurationError(
+            f"policy.gripper is {options.gripper}, but the policy in {folder} was made with {saved['gripper']}: it "
+            f"would open where it means to close, or neither. Use policy.gripper={saved['gripper']}."
+        )
     differing = []
     for name in _FITTED_WITH:
         before, now = saved.get(name), chosen.get(name)

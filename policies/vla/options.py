@@ -11,6 +11,7 @@ from policies.names import split_name
 from policies.vla.architecture import NetworkSizes
 from policies.vla.attention import Kernel
 from policies.vla.bundle import PRESETS
+from policies.vla.gripper import Gripper
 from policies.vla.images import ImageOptions
 
 
@@ -67,7 +68,7 @@ class VLAConfig(PolicyConfig):
     prompt: Literal["openvla", "openvla_v01"] = "openvla"
     prompt_tokens: int | None = None
     image: ImageOptions = ImageOptions()
-    gripper: Literal["as_is", "open_is_positive", "open_is_negative"] = "as_is"
+    gripper: Gripper = "as_is"
     precision: Literal["float32", "bfloat16"] = "float32"
     attention: Kernel = "sdpa"
     recompute: Literal["nothing", "layers"] = "nothing"

@@ -20,7 +20,7 @@ from torch import nn
 from embodied.errors import CheckpointError, ConfigurationError
 from policies import distributions
 from policies.api import Imitation, Interface, Observed, Policy, PolicySpec, Sampling
-from policies.vla import lora, statistics
+from policies.vla import gripper, lora, statistics
 from policies.vla.action_tokens import ActionTokenizer
 from policies.vla.attention import require_flash
 from policies.vla.bundle import Bundle
@@ -204,12 +204,12 @@ class VLAPolicy(Policy):
 
     def executed(self, normalised: torch.Tensor) -> torch.Tensor:
         """float32 [B, C, A] actions for the environment from [B, C, A] in [-1, 1]."""
-        actions = self.action_scale.unnormalise(normalised)
-        if self.options.gripper == "as_is":
-            return actions
-        sign = 1.0 if self.options.gripper == "open_is_positive" else -1.0
-        gripper = torch.where(actions[..., -1:] > 0.5, sign, -sign)
-        return torch.cat([actions[..., :-1], gripper], dim=-1)
+        return gripper.executed(self.action_scale.unnormalise(normalised), self.options.gripper)
+
+    def wanted(self, actions: torch.Tensor) -> torch.Tensor:
+        """float32 [B, C, A] in [-1, 1] from [B, C, A] that an environment took; what `executed` undoes, within the
+        statistics' range."""
+        return self.action_scale.normalise(gripper.demonstrated(actions.to(self.device), self.options.gripper))
 
     def log_probabilities(
         self, hidden: torch.Tensor, sampling: Sampling, drawn: torch.Tensor | None = None
@@ -255,13 +255,13 @@ class VLAPolicy(Policy):
 
         Args:
             inputs: from `prepare`.
-            actions: float32 [B, C, A] demonstrated, in the units of the policy's statistics.
+            actions: float32 [B, C, A] demonstrated, as the environment took them.
             valid: bool [B, C]; False where a demonstration has no more actions. None: all.
             spread: standard deviation, of the normalised range [-1, 1], of the distribution over bins that is learnt
                 around each action; 0 learns its bin alone. Bins then know their neighbours, which few demonstrations
                 and fresh weights need.
         """
-        wanted = self.action_scale.normalise(actions.to(self.device))
+        wanted = self.wanted(actions)
         tokens = self.tokens.encode(wanted)
         hidden, targets = self.supervised(inputs, tokens)
         logits = self.model.language_model.lm_head(hidden).float()

@@ -15,7 +15,8 @@ from envs import registry as envs_registry
 from envs.libero.config import LiberoConfig
 from envs.libero.magnitudes import KINDS
 from envs.maniskill.config import ManiSkillConfig
-from envs.maniskill.put_on_plate.things import SPLITS
+from envs.maniskill.rl4vla.variants import VARIANTS
+from envs.maniskill.splits import splits_of
 from policies import registry
 
 
@@ -35,7 +36,7 @@ def test_words_become_lists_and_are_taken_out():
     assert (options.perturb, options.severity) == (("camera", "light"), (2,))
     assert rest == ["libero/libero_goal", "env.num_envs=2"]
     assert asked("eval.perturb=all")[0].perturb == KINDS
-    assert asked("eval.splits=all")[0].splits == SPLITS
+    assert asked("eval.splits=all")[0].splits == ("all",)  # which there are depends on the environment
     assert asked()[0].perturb == ()
 
 
@@ -78,6 +79,14 @@ def test_splits_are_compared_with_training():
     assert (usual.name, usual.env.split) == ("in", "in")
     assert [(c.name, c.severity, c.env.split) for c in others] == [("out_object", None, "out_object")]
     assert conditions(env, asked()[0])[0].env == env
+
+
+def test_all_splits_are_those_of_the_environment():
+    everything = asked("eval.splits=all")[0]
+    for name in ("PutOnPlate-v1", next(iter(VARIANTS))):
+        usual, others = conditions(ManiSkillConfig(id=f"maniskill/{name}"), everything)
+        assert (usual.name, *(c.name for c in others)) == splits_of(name)
+        assert len(others) > 1
 
 
 def test_an_environment_without_such_conditions_is_refused():

@@ -5,17 +5,19 @@ import asyncio
 import pytest
 import torch
 
+import embodied
 import embodied.interaction.env_worker as env_worker_module
 import embodied.interaction.policy_worker as policy_worker_module
 from embodied.errors import CheckpointError
-from embodied.interaction.assignments import evaluation_assignments
+from embodied.interaction.assignments import evaluation_assignments, left_out
 from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions, environments_of
 from embodied.interaction.messages import Rollout
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.trajectory import Trajectory, join
+from embodied.runs.metrics import read_metrics
 from embodied.scheduler import Flow, Input, Route, Worker
 from embodied.scheduler.plan import StagePlan, single_device_plan
-from envs.api import EnvConfig
+from envs.api import ActionSpec, Bounds, EnvConfig, EnvSpec
 from policies.api import PolicyConfig, Sampling
 from tests.interaction.counting import CountingPolicy, launch, scripted_env
 
@@ -161,6 +163,39 @@ def test_every_assignment_is_played_once_with_the_same_answer_for_any_number_of_
     assert [e.length for e in reference] == expected
     for num_envs, slots in ((3, 1), (8, 2), (16, 4)):
         assert evaluate(monkeypatch, num_envs, 11, slots)[0] == reference
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_how_often_is_evaluated_changes_nothing_that_is_learnt(tmp_path, slots):
+    options = ["env.num_envs=8", f"env.slots={slots}", "rollout.decisions=16", "learner.global_batch=64"]
+    options += ["goal.at_least=null", "goal.env_steps=1280", "record.episodes=0", "logger.tensorboard=false"]
+    found = []
+    for every in (0, 1, 3):
+        run = embodied.train(
+            "gym_cartpole_ppo_mlp",
+            [*options, f"evaluation.every={every}", "evaluation.episodes=5", f"run.folder={tmp_path / str(every)}"],
+        )
+        metrics = read_metrics(run.folder / "metrics.jsonl")
+        kept = ("train/", "rollout/", "policy/", "learner/", "value/")
+        found.append(
+            [{k: v for k, v in r["metrics"].items() if k.startswith(kept) and "second" not in k} for r in metrics]
+        )
+    # attempts last longer than a rollout, so that most are under way when an evaluation comes
+    assert max(m["train/length"] for m in found[0] if "train/length" in m) > 16
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_evaluation_says_what_it_leaves_out():
+    spec = EnvSpec(
+        id="x",
+        action=ActionSpec(Bounds.CONTINUOUS, 1, (-1.0,), (1.0,)),
+        state_dim=1,
+        tasks=10,
+        initial_states=(0,) * 10,
+    )
+    assert left_out(20, spec) is None
+    assert "tasks 0 to 3 only, of 10" in left_out(4, spec)
+    assert "play 4 of 10 tasks 3 times and the others 2 times" in left_out(24, spec)
 
 
 def test_environments_change_hands_between_episodes_and_not_within():

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 import policies
+from embodied.errors import ConfigurationError
 
 SIZES = {"layers": 1, "vision_layers": 2}
 
@@ -33,3 +34,8 @@ def test_what_differs_is_named(saved, caplog, changes, said):
     found = [record.message for record in caplog.records if "was made with" in record.message]
     assert len(found) == bool(said)
     assert all(words in found[0] for words in said)
+
+
+def test_another_gripper_is_refused(saved):
+    with pytest.raises(ConfigurationError, match=r"made with as_is.*Use policy\.gripper=as_is"):
+        policies.build("openvla_oft/tiny", checkpoint=str(saved), chunk=4, gripper="open_is_negative")

@@ -20,8 +20,9 @@ from embodied.errors import AssetError, CheckpointError, ConfigurationError, Cor
 from embodied.random import RowNoise
 from policies import conformance, openvla, openvla_oft
 from policies.api import Interface, Sampling
-from policies.vla import checkpoint, lora, memory
+from policies.vla import checkpoint, lora, memory, statistics
 from policies.vla.attention import causal_plan
+from policies.vla.gripper import demonstrated
 from policies.vla.options import LoraOptions
 
 KINDS = {"openvla": openvla, "openvla_oft": openvla_oft}
@@ -180,6 +181,34 @@ def test_gripper_becomes_the_sign_the_environment_takes(gripper, expected):
     assert actions[:, 0, -1].tolist() == expected
 
 
+@pytest.mark.parametrize("gripper", ["as_is", "open_is_positive", "open_is_negative"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_demonstrated_is_what_is_executed_whatever_the_gripper_is_called(kind, gripper):
+    taken = torch.tensor([[[0.5, -0.5, 0.25, 1.0]], [[-0.5, 0.5, 0.0, -1.0]], [[0.1, 0.2, 0.3, -1.0]]])
+    numbers = demonstrated(taken.flatten(0, 1), gripper).repeat(100, 1)  # so that percentiles are extremes
+    known = {"mine": statistics.compute(numbers, 1)}
+    module = KINDS[kind]
+    policy = module.build(module.Config(name=f"{kind}/tiny", gripper=gripper), TINY, 0, known)
+    bins = policy.tokens.decode(policy.tokens.encode(policy.wanted(taken)))
+    found = policy.executed(bins)
+    torch.testing.assert_close(found[..., :-1], taken[..., :-1], atol=0.01, rtol=0)
+    torch.testing.assert_close(found[..., -1], taken[..., -1], atol=0.01 if gripper == "as_is" else 0, rtol=0)
+
+
+def test_a_fit_brings_its_own_statistics_whatever_the_checkpoint_has(tmp_path):
+    policy = build("openvla_oft")
+    policy.bundle.statistics = {"one": policy.bundle.statistics["environment"], "two": {"action": {}}}
+    openvla_oft.save(policy, tmp_path)
+    known = {"mine": statistics.compute(torch.rand(9, 2), 1, torch.rand(9, 3))}
+    two_numbers = dataclasses.replace(TINY, action_dim=2, state_dim=3, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
+    module = KINDS["openvla_oft"]
+    config = module.Config(name="openvla_oft/tiny", checkpoint=str(tmp_path))
+    with pytest.raises(ConfigurationError, match="must name one"):
+        module.build(config, two_numbers, 0)
+    fitted = module.build(config, two_numbers, 0, known)
+    assert (fitted.statistics_key, len(fitted.action_scale), len(fitted.state_scale)) == ("mine", 2, 3)
+
+
 # -- learning -------------------------------------------------------------------------------------------------------
 
 
@@ -249,8 +278,9 @@ def test_imitation_learns_two_actions_by_heart_and_ignores_invalid_ones(kind):
     torch.testing.assert_close(acted, actions, atol=0.005, rtol=0)
 
 
-def test_bfloat16_weights_act_and_learn():
-    policy = build("openvla", precision="bfloat16", lora=LoraOptions(rank=4))
+@pytest.mark.parametrize(("kind", "options"), [("openvla", {}), ("openvla_oft", {"film": "language"})])
+def test_bfloat16_weights_act_and_learn(kind, options):
+    policy = build(kind, precision="bfloat16", lora=LoraOptions(rank=4), **options)
     inputs = policy.prepare(shown())
     with torch.no_grad():
         output = policy.act(inputs, Sampling(), noise())

@@ -16,7 +16,7 @@ from policies.api import Evaluation, Noise, PolicyOutput, Sampling
 from policies.vla.attention import bidirectional_plan, causal_plan
 from policies.vla.llama import KeyValueCache
 from policies.vla.network import positions_of
-from policies.vla.policy import Context, VLAPolicy
+from policies.vla.policy import Context, VLAPolicy, as_chosen
 from policies.vla.statistics import RangeGuard
 
 _LAST = slice(-1, None)
@@ -40,6 +40,7 @@ class OpenVLAPolicy(VLAPolicy):
             return torch.arange(context.embeddings.shape[1], device=context.embeddings.device)[None]
         return positions_of(context.valid)
 
+    @as_chosen
     def act(self, inputs: TensorDict, sampling: Sampling, noise: Noise) -> PolicyOutput:
         """Decode C x A tokens with a key-value cache; one uniform number a token decides it."""
         context = self._context(inputs)
@@ -86,6 +87,7 @@ class OpenVLAPolicy(VLAPolicy):
         targets = tokens.to(self.device).flatten(1)
         return self._after(inputs, targets), self.with_stop(targets)
 
+    @as_chosen
     def evaluate(self, inputs: TensorDict, tokens: torch.Tensor, sampling: Sampling) -> Evaluation:
         """Log-probability of each of `tokens` [B, C, A] given those before it, entropy, and values."""
         hidden = self._teacher_forced(inputs, tokens)
@@ -97,6 +99,7 @@ class OpenVLAPolicy(VLAPolicy):
             value=self.values(hidden[:, 0], inputs),
         )
 
+    @as_chosen
     def value(self, inputs: TensorDict) -> torch.Tensor:
         """[B, V], from the prompt alone."""
         self.require_value_head(inputs)

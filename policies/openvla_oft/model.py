@@ -23,7 +23,7 @@ from policies.vla import checkpoint, lora
 from policies.vla.attention import bidirectional_plan
 from policies.vla.bundle import Bundle
 from policies.vla.network import OpenVLAModel
-from policies.vla.policy import VLAPolicy
+from policies.vla.policy import VLAPolicy, as_chosen
 from policies.vla.statistics import RangeGuard
 
 ACTION_HEAD, STATE_PROJECTOR, VISION = "action_head", "proprio_projector", "vision_backbone"
@@ -125,6 +125,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
         """[B, C, A, D] of `hidden_states`."""
         return hidden[:, :-1].unflatten(1, (self.spec.chunk, -1))
 
+    @as_chosen
     def act(self, inputs: TensorDict, sampling: Sampling, noise: Noise) -> PolicyOutput:
         """One pass; one uniform number a token decides it. The l1 head emits its prediction, with probability 1."""
         hidden = self.hidden_states(inputs)
@@ -145,6 +146,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
         logprobs = distributions.categorical_logprob(scores, index)
         return PolicyOutput(self.executed(self.tokens.decode(tokens)), tokens, logprobs, value)
 
+    @as_chosen
     def evaluate(self, inputs: TensorDict, tokens: torch.Tensor, sampling: Sampling) -> Evaluation:
         """Log-probability of each of `tokens` [B, C, A], entropy, and values."""
         if self.options.head == "l1":
@@ -160,6 +162,7 @@ class OpenVLAOFTPolicy(VLAPolicy):
             value=self.values(hidden[:, 0], inputs),
         )
 
+    @as_chosen
     def value(self, inputs: TensorDict) -> torch.Tensor:
         """[B, V]: the same pass, since the last prompt token sees the placeholders."""
         self.require_value_head(inputs)

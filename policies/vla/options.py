@@ -51,6 +51,8 @@ class VLAConfig(PolicyConfig):
     gripper: the last action dimension as it comes (as_is), or, where the data has 1 for open and 0 for closed, as a
         sign: open is +1 (ManiSkill) or -1 (LIBERO).
     precision: type of the weights.
+    compute: what acting and evaluating compute in: the weights' type (weights), or bfloat16 whatever that is, as a
+        learner of `learner.precision=bfloat16` does with float32 weights.
     attention: the decoder's kernel on CUDA: torch's (sdpa), or flash-attention's package (flash; bfloat16 only). On a
         CPU both are torch's.
     recompute: keep activations of the decoder for the backward pass, or only each layer's input.
@@ -70,6 +72,7 @@ class VLAConfig(PolicyConfig):
     image: ImageOptions = ImageOptions()
     gripper: Gripper = "as_is"
     precision: Literal["float32", "bfloat16"] = "float32"
+    compute: Literal["weights", "bfloat16"] = "weights"
     attention: Kernel = "sdpa"
     recompute: Literal["nothing", "layers"] = "nothing"
     critic: Literal["prompt", "privileged"] = "prompt"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import safetensors.torch
 import torch
@@ -30,6 +32,8 @@ from policies.vla.options import VLAConfig
 from policies.vla.prompt import PromptEncoder, Template
 from policies.vla.value_head import PrivilegedCritic, ValueHead
 from policies.weights import numbers_fault
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 VALUE_HEAD = "value_head.safetensors"
 ENVIRONMENT = "environment"  # statistics key of a policy that starts from the environment's action bounds
@@ -55,6 +59,23 @@ class Context:
             return embeddings, None, torch.arange(embeddings.shape[1], device=tail.device)[None]
         valid = torch.cat([self.valid, self.valid.new_ones(tail.shape[:2])], dim=1)
         return embeddings, valid, positions_of(valid)
+
+
+def as_chosen(method: Callable[P, R]) -> Callable[P, R]:
+    """A policy's method that computes in what `policy.compute` says; an autocast around it is left as it is."""
+
+    @functools.wraps(method)
+    def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
+        policy = args[0]
+        assert isinstance(policy, VLAPolicy)
+        if policy.options.compute == "weights":
+            return method(*args, **kwargs)
+        # without gradients the copies of weights would be kept until the end for nothing
+        keep = torch.is_grad_enabled()
+        with torch.autocast(policy.device.type, torch.bfloat16, cache_enabled=keep):
+            return method(*args, **kwargs)
+
+    return chosen
 
 
 class VLAPolicy(Policy):

@@ -278,6 +278,25 @@ def test_imitation_learns_two_actions_by_heart_and_ignores_invalid_ones(kind):
     torch.testing.assert_close(acted, actions, atol=0.005, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_weights_that_act_in_bfloat16_agree_with_a_learner_that_does(kind):
+    plain, chosen = build(kind), build(kind, compute="bfloat16")
+    inputs = plain.prepare(shown())
+    with torch.no_grad():
+        output = chosen.act(inputs, Sampling(), noise())
+        found = chosen.evaluate(inputs, output.tokens, Sampling())
+        with torch.autocast("cpu", torch.bfloat16):
+            learnt = plain.evaluate(inputs, output.tokens, Sampling())
+        torch.testing.assert_close(chosen.value(inputs), output.value)
+    gap = (found.logprobs - output.logprobs).abs().max()
+    assert gap < (1e-4 if kind == "openvla_oft" else 0.05)  # openvla's acting goes token by token
+    assert torch.equal(found.logprobs, learnt.logprobs)
+    exact = plain.evaluate(inputs, output.tokens, Sampling()).logprobs
+    assert (found.logprobs - exact).abs().max() > 1e-4
+    step(chosen, chosen.evaluate(inputs, output.tokens, Sampling()).logprobs.sum())
+    assert chosen.metadata()["options"]["compute"] == "bfloat16"
+
+
 @pytest.mark.parametrize(("kind", "options"), [("openvla", {}), ("openvla_oft", {"film": "language"})])
 def test_bfloat16_weights_act_and_learn(kind, options):
     policy = build(kind, precision="bfloat16", lora=LoraOptions(rank=4), **options)

@@ -71,14 +71,13 @@ class Launcher(abc.ABC):
     async def set_residency(self, budget: int | None) -> list[str]:
         """Decide which stages' state may stay on its devices between turns; returns those that may not.
 
-        budget: bytes of state that a device may hold at once. Where the stages of a device need more together, they
-        swap (the plan then says so). None keeps the plan. Raises ConfigurationError where one stage alone, or the
-        two ends of a weight edge, need more.
+        budget: bytes of state that a device may hold while its stages work. Where the stages of a device need more
+        together, they swap (the plan then says so); both ends of a weight edge are there while weights go over. None
+        keeps the plan. Raises ConfigurationError where one stage alone needs more.
         """
         if budget is not None:
             sizes = {name: await group.call("memory") for name, group in self.groups.items()}
-            ends = [(edge.source, edge.target) for edge in self.flow.weight_edges]
-            self.plan = fit_memory(self.plan, sizes, budget, ends)
+            self.plan = fit_memory(self.plan, sizes, budget)
         self.leases = Leases(self.plan, self._load, self._unload)
         return [name for name, stage in self.plan.stages.items() if not stage.resident]
 

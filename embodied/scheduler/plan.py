@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -114,11 +113,10 @@ def single_device_plan(flow: Flow, device: str, slots: int) -> Plan:
     return Plan(flow=flow.name, launcher="inline", stages=stages, why=why)
 
 
-def fit_memory(plan: Plan, sizes: dict[str, list[int]], budget: int, together: Sequence[tuple[str, str]] = ()) -> Plan:
+def fit_memory(plan: Plan, sizes: dict[str, list[int]], budget: int) -> Plan:
     """The plan with stages swapping on every device whose stages need more than `budget` bytes of state together.
 
-    sizes: bytes of every worker's state, by stage and rank. together: stages that have to be loaded at the same time,
-    as the two ends of a weight edge. Raises ConfigurationError where one worker, or two of these, need more.
+    sizes: bytes of every worker's state, by stage and rank. Raises ConfigurationError where one worker needs more.
     """
     per_device: dict[str, dict[str, int]] = {}
     for name, stage in plan.stages.items():
@@ -132,14 +130,6 @@ def fit_memory(plan: Plan, sizes: dict[str, list[int]], budget: int, together: S
                 raise ConfigurationError(
                     f"stage {name} alone keeps {size / 2**20:.1f} MiB of state on {device}, more than the budget of "
                     f"{budget / 2**20:.1f} MiB; raise cluster.memory_mib, use LoRA, or give the stage more devices"
-                )
-        for pair in together:
-            size = sum(needs.get(name, 0) for name in pair)
-            if size > budget:
-                raise ConfigurationError(
-                    f"stages {' and '.join(pair)} are both on {device} while weights go from one to the other, and "
-                    f"keep {size / 2**20:.1f} MiB of state there, more than the budget of {budget / 2**20:.1f} MiB; "
-                    "raise cluster.memory_mib, use LoRA, or put them on devices of their own (cluster.placement=split)"
                 )
         if sum(needs.values()) > budget:
             swapping |= {name for name, size in needs.items() if size}

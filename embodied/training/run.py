@@ -77,7 +77,10 @@ class TrainingRun(abc.ABC):
         memory = self.workload.recipe.cluster.memory_mib
         swapping = await self.system.set_residency(None if memory is None else int(memory * 2**20))
         if swapping:
-            self.screen.say(f"memory: {', '.join(swapping)} leave their device between turns")
+            self.screen.say(
+                f"memory: {', '.join(swapping)} leave their device between turns, except while weights go from one to "
+                "another"
+            )
         await self.publish()
 
     async def learn(self, iteration: int) -> Update:

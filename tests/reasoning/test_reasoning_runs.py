@@ -181,9 +181,9 @@ def test_what_is_loaded_at_once_stays_within_the_memory_given(model, tmp_path, m
 
     sizes: dict[str, int] = {}
 
-    def noted(plan, found, budget, together):
+    def noted(plan, found, budget):
         sizes.update({name: sum(ranks) for name, ranks in found.items()})
-        return fit_memory(plan, found, budget, together)
+        return fit_memory(plan, found, budget)
 
     monkeypatch.setattr(Leases, "turn", watched)
     monkeypatch.setattr(launcher, "fit_memory", noted)

@@ -54,16 +54,6 @@ def test_stages_swap_where_their_state_does_not_fit_together():
         fit_memory(wanted, sizes, budget=50)
 
 
-def test_the_ends_of_a_weight_edge_have_to_fit_together_where_they_share_a_device():
-    wanted = plan(policy=("cuda:0",), learner=("cuda:0", "cuda:1"), env=("cpu",))
-    sizes, ends = {"policy": [30], "learner": [60, 60], "env": [0]}, [("learner", "policy")]
-    assert fit_memory(wanted, sizes, 90, ends) == wanted
-    with pytest.raises(ConfigurationError, match=r"learner and policy are both on cuda:0.*placement=split"):
-        fit_memory(wanted, sizes, 80, ends)
-    apart = plan(policy=("cuda:0",), learner=("cuda:1", "cuda:2"), env=("cpu",))
-    assert fit_memory(apart, sizes, 60, ends) == apart
-
-
 def planned(*overrides):
     recipe = parse_recipe("test", compose_recipe("gym_cartpole_ppo_mlp", list(overrides)))
     from pathlib import Path

@@ -62,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json and its page, print the rate."""
+    from embodied.datasets.writer import require_same_origin
     from embodied.interaction.assignments import left_out
     from embodied.interaction.evaluate import (
         evaluate_policy,
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dataset is not None:
         require_own_dataset(args.dataset, env.id)
         _require_outcomes(args, known)
+        require_same_origin(args.dataset, _origin(args, policy, env, options))
     out = writable(args.out or untaken(_home(find_run(args.policy), policy) / "results.json"))
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions(), device=device)
@@ -159,20 +161,28 @@ def _robustness(
     return rows
 
 
-def _record(args: argparse.Namespace, policy: Path, env: Any, options: Any, device: str) -> str:
-    """Record the episodes as a dataset; returns what came of it."""
+def _origin(args: argparse.Namespace, policy: Path, env: Any, options: Any) -> dict[str, Any]:
+    """What decides what is recorded; how many environments play, and where, does not."""
     from embodied.interaction.evaluate import weight_hashes
-    from embodied.interaction.playback import playback_env
-    from embodied.interaction.recording import record_episodes
     from embodied.interaction.rollout_recorder import changed_options
-    from policies import registry
 
-    origin = {
+    usual = type(env)(id=env.id)
+    alike = {name: getattr(usual, name) for name in ("num_envs", "processes", "slots")}
+    return {
         "policy": weight_hashes(policy),
-        "env": changed_options(env),
+        "env": changed_options(dataclasses.replace(env, **alike)),
         "protocol": dataclasses.asdict(options),
         "keep": args.keep,
     }
+
+
+def _record(args: argparse.Namespace, policy: Path, env: Any, options: Any, device: str) -> str:
+    """Record the episodes as a dataset; returns what came of it."""
+    from embodied.interaction.playback import playback_env
+    from embodied.interaction.recording import record_episodes
+    from policies import registry
+
+    origin = _origin(args, policy, env, options)
     with playback_env(env, env.num_envs, pictures=False) as played:
         kept = record_episodes(
             registry.load(policy), played, options, args.dataset, keep=args.keep, origin=origin, device=device

@@ -9,6 +9,7 @@ policy = embodied.load_policy(run.folder)
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def train(recipe: str, overrides: Sequence[str] = ()) -> Run:
     """
     workload = parse_workload(find_recipe(recipe).stem, compose_recipe(recipe, overrides))
     folder = new_folder(workload)
-    outcome = loop.train(workload, folder, command=" ".join(["embodied train", recipe, *overrides]))
+    outcome = loop.train(workload, folder, command=shlex.join(["embodied", "train", recipe, *overrides]))
     workload.finish(outcome, print)
     build_report(folder.path)
     return Run(folder.path, outcome.status, outcome.reason, outcome.result)

@@ -9,6 +9,7 @@ responses, accuracy = run.metric("eval/accuracy")
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def train(
     """
     parsed = parse_recipe(find_recipe(recipe).stem, compose_recipe(recipe, overrides))
     workload = ReasoningWorkload(parsed, _problems(problems), reward)
-    return _run(workload, new_folder(workload), " ".join(["reasoning train", recipe, *overrides]), resume=False)
+    return _run(workload, new_folder(workload), shlex.join(["reasoning", "train", recipe, *overrides]), resume=False)
 
 
 def resume(folder: str | Path, problems: Given | None = None, reward: Reward | None = None) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"LeRobot copy: {relative(args.lerobot)}")
     policy = "openvla_oft/tiny" if config_has_pictures(folder) else "mlp"
     print("next:")
-    print(f"  embodied sft {policy} {shlex.quote(relative(folder))}")
+    print(f"  embodied sft {policy} {relative(folder)}")
     return EXIT_DONE
 
 
@@ -120,6 +119,8 @@ def _copy(args: argparse.Namespace) -> int:
 
     if args.lerobot is None:
         raise RefusedInput(f"{args.env} is a folder; copy its dataset with --lerobot FOLDER, or name an environment")
+    if args.overrides:
+        raise RefusedInput(f"{args.env} is copied as it is; leave {' '.join(args.overrides)} out")
     export_lerobot(open_dataset(args.env), args.lerobot, Pictures(args.lerobot_pictures))
     print(f"LeRobot copy: {relative(args.lerobot)}")
     return EXIT_DONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import sys
 from pathlib import Path
@@ -213,6 +214,8 @@ def target(args: argparse.Namespace) -> tuple[Any, Any, str]:
         raise RefusedInput(f"one environment at a time, and options as key=value: got {', '.join(names)}")
     if args.episodes is not None and args.episodes < 1:
         raise RefusedInput(f"--episodes is {args.episodes}; it must be at least 1")
+    if getattr(args, "seed", None) is not None and args.seed < 0:
+        raise RefusedInput(f"--seed is {args.seed}; it must be at least 0")
     env_id = names[0] if names else None
     overrides = [word for word in args.rest if "=" in word]
     run_folder = find_run(args.policy)
@@ -247,6 +250,13 @@ def _sampling(own: Any, decode: str | None, temperature: float | None) -> Any:
     return dataclasses.replace(sampling, temperature=temperature)
 
 
+def _holds_results(path: Path) -> bool:
+    try:
+        return "protocol" in json.loads(path.read_text())
+    except (ValueError, TypeError):
+        return False
+
+
 def writable(path: Path) -> Path:
     """The path, if a file can be written there. Raises RefusedInput, before anything is played."""
     try:
@@ -254,6 +264,8 @@ def writable(path: Path) -> Path:
             raise RefusedInput(f"--out {path} is a folder; name a file, e.g. {path / 'results.json'}")
         if path.suffix == ".html":  # of the page, which lies beside it
             raise RefusedInput(f"--out {path} is to hold the numbers; name a file, e.g. {path.with_suffix('.json')}")
+        if path.is_file() and path.stat().st_size and not _holds_results(path):
+            raise RefusedInput(f"--out {path} is a file that no evaluation wrote, and would be lost; name another")
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
         with path.open("a"):

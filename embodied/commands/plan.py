@@ -73,6 +73,12 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = Path(args.recipe)
     if (folder / "plan.json").is_file():
+        _refuse(args.overrides)
+        if args.output or args.compare or args.profile:
+            raise ConfigurationError(
+                f"{folder} is a run, whose plan is compared with what was measured; leave --output, --compare and "
+                "--profile out"
+            )
         drawn = after_a_run(folder)
     else:
         gpus, nodes, given, rest = divided(args.overrides)
@@ -81,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
             profile = load_profile(args.profile)
         else:
             profile = find_profile(args.recipe, rest)
+        if given is not None and (args.output or args.compare):
+            raise ConfigurationError(
+                f"plan={given} is predicted as it is; leave --output and --compare out, which are of a search"
+            )
         drawn = find_plan(profile, gpus, nodes, args) if given is None else predict_plan(profile, gpus, nodes, given)
     if args.picture:
         picture.draw(drawn, args.picture)

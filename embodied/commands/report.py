@@ -31,6 +31,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the success curve to this picture")
 
 
+_PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
+
 def write(folder: Path) -> Path:
     """Write one run's report and return its path."""
     from embodied.report import build_report
@@ -50,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
             raise RefusedInput(f"{target} cannot be written: the folder {target.absolute().parent} does not exist.")
     # `latest` is a second name of a run that a pattern may have matched already
     runs = list({folder.resolve(): folder for folder in args.runs}.values())
+    if args.output and len(runs) == 1:
+        raise RefusedInput("--output is for the comparison of several runs, and the same run was named more than once.")
+    if args.png and (args.png.is_dir() or args.png.suffix not in _PICTURES):
+        raise RefusedInput(f"--png is {args.png}; name a file that ends in {', '.join(_PICTURES)}")
     pages = [build_report(folder) for folder in runs]
     if len(runs) > 1:
         pages.append(build_comparison(runs, args.output))

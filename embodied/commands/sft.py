@@ -62,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
         folder = RunFolder(args.resume.resolve())
     else:
         demonstrations(recipe)  # refused before anything is written
-        exact = Path(recipe.run.folder) if recipe.run.folder else None
-        folder = create_run_folder(Path(recipe.run.root), recipe.name, exact)
+        exact = Path(recipe.run.folder).expanduser() if recipe.run.folder else None
+        folder = create_run_folder(
+            Path(recipe.run.root).expanduser(), recipe.name, exact, go_on="embodied sft --resume"
+        )
     try:
         fitted = fit(recipe, folder, command=command_line(), resume=args.resume is not None)
     except KeyboardInterrupt:

@@ -94,6 +94,7 @@ class AlgorithmConfig:
         if self.advantage != "gae" and self.critic_warmup:
             raise ValueError(f"critic_warmup is {self.critic_warmup}, but advantage {self.advantage} has no critic")
         self._check_numbers()
+        self._refuse_what_nothing_follows()
 
     def _check_numbers(self) -> None:
         """What the losses refuse, said before anything starts."""
@@ -107,6 +108,17 @@ class AlgorithmConfig:
                 "sampling.decode is greedy: nothing is explored, and every attempt at a start is the same; use sample "
                 "(evaluation.sampling.decode may be greedy)"
             )
+
+    def _refuse_what_nothing_follows(self) -> None:
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        # not what a recipe for PPO brings along, as gamma: another advantage may be tried with it
+        followed = {"deviation": self.advantage == "grpo", "behaviour_weight_cap": self.loss == "decoupled_ppo"}
+        for name, follows in followed.items():
+            if not follows and getattr(self, name) != usual[name]:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but nothing would follow it with advantage {self.advantage} and "
+                    f"loss {self.loss}; leave it out"
+                )
 
     @property
     def needs_groups(self) -> bool:

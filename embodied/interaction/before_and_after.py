@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import DeadlineExceeded, SimulatorError
+from embodied.errors import EmbodiedError
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.recording import Recording, film, recording_env
 from embodied.random import derive_seed
@@ -35,12 +35,12 @@ def film_before_and_after(outcome: Outcome, recipe: Recipe, say: Any) -> None:
             options = {"fps": recipe.record.fps, "device": recipe.device(), "seed": recipe.seed}
             before = film(untrained, env, recipe.evaluation, folder.videos, "before", **options)
             after = film(trained, env, recipe.evaluation, folder.videos, "after", **options)
-    except (SimulatorError, DeadlineExceeded) as error:
+        titles = (_title("before training", before, env.spec), _title("after training", after, env.spec))
+        both = side_by_side(before.path, after.path, folder.videos / "before_and_after.mp4", titles)
+    except (EmbodiedError, OSError) as error:  # the training is done, whatever becomes of its film
         say(f"warning: no videos: {error} `embodied doctor` shows what is missing.")
         result["videos_missing"] = str(error)
     else:
-        titles = (_title("before training", before, env.spec), _title("after training", after, env.spec))
-        both = side_by_side(before.path, after.path, folder.videos / "before_and_after.mp4", titles)
         result["videos"] = {"before": str(before.path), "after": str(after.path), "both": str(both)}
         say(f"filmed in {spoken_time(time.monotonic() - began)}")
     folder.write_result(result)

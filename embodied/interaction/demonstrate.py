@@ -107,7 +107,7 @@ class _Recording:
         self._playing: list[_Attempt | None] = [None] * env.num_envs
         self._done = {entry.attempt for entry in writer.entries}
         self._numbers = itertools.count()
-        self._made = 0
+        self._made = len(self._done)  # attempts that were begun, those of tasks without an expert left out
         self._noise_seed = derive_seed(options.seed, "noise")
         low, high = (torch.tensor(bound) for bound in (self.spec.action.low, self.spec.action.high))
         self._low, self._high = low, high
@@ -153,6 +153,7 @@ class _Recording:
             for row in rows:
                 self.unknown.add(self._playing[row].assignment[0])
                 self._playing[row] = None
+                self._made -= 1
 
     def _wanted(self) -> bool:
         running = sum(attempt is not None for attempt in self._playing)
@@ -163,16 +164,16 @@ class _Recording:
             raise ConfigurationError(
                 f"There is no scripted expert for any of the {self.spec.tasks} tasks of {self.spec.id}."
             )
+        if self._made >= self.options.attempts * max(self.options.episodes, 10):
+            raise SimulatorError(
+                f"the expert of {self.spec.id} succeeded in {self.writer.kept} of {self._made} attempts, too rarely "
+                f"for {self.options.episodes} episodes. Use less noise or a longer env.episode_steps, or keep all; "
+                f"the episodes kept so far are in {self.writer.folder}."
+            )
         for number in self._numbers:
-            self._made = number + 1
-            if self._made > self.options.attempts * max(self.options.episodes, 10):
-                raise SimulatorError(
-                    f"the expert of {self.spec.id} succeeded in {self.writer.kept} of {number} attempts, too rarely "
-                    f"for {self.options.episodes} episodes. Use less noise or a longer env.episode_steps, or keep all; "
-                    f"the episodes kept so far are in {self.writer.folder}."
-                )
             assignment = assignment_of(number, self.options.seed, self.spec)
             if number not in self._done and assignment[0] not in self.unknown:
+                self._made += 1
                 return _Attempt(number, assignment)
         raise AssertionError("unreachable: counting has no end")
 

@@ -31,6 +31,7 @@ from embodied.learner.sharding import recompute_activations
 from embodied.random import derive_seed, generator
 from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.folder import RunFolder
+from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress, spoken_time
 from embodied.runs.versions import versions
@@ -323,7 +324,7 @@ def _build(recipe: ImitationRecipe, dataset: EpisodeDataset, training: list[int]
     interface, known = registry.interface_of(dataset.spec), None
     if isinstance(recipe.policy, VLAConfig):
         labels, state, privileged = demonstrated_numbers(dataset, training)
-        labels = demonstrated(labels, recipe.policy.gripper)
+        labels = demonstrated(torch.from_numpy(labels), recipe.policy.gripper).numpy()
         proprio = state if state.shape[1] else None
         known = {dataset.spec.id: statistics.compute(labels, len(training), proprio, privileged=privileged)}
     policy = registry.build(recipe.policy, interface, seed=derive_seed(recipe.seed, "policy"), known=known)
@@ -340,6 +341,11 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
 
     Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
     """
+    with writing_alone(folder.path):
+        return _fit(recipe, folder, command=command, resume=resume)
+
+
+def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bool) -> Fitted:
     torch.set_num_threads(recipe.machine.threads)
     dataset, split = demonstrations(recipe)
     if not resume:

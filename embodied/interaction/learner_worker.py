@@ -247,8 +247,8 @@ class LearnerWorker(Worker):
     @torch.no_grad()
     def _recompute_proximal(self, samples: Samples, idle: Samples, everywhere: torch.Tensor) -> None:
         """Log-probabilities under the weights before the update, micro-batch by micro-batch; every rank alike often."""
-        size = self.options.learner.micro_batch or max(len(samples), 1)
         largest = int(everywhere[:, 1].bincount().max())
+        size = self.options.learner.micro_batch or self.options.learner.global_batch or largest
         pieces = list(samples.split(size)) if len(samples) else []
         found = []
         for part in [*pieces, *[idle] * (-(-largest // size) - len(pieces))]:

@@ -112,7 +112,9 @@ def settings(recipe: Recipe) -> list[Setting]:
 def variant_of(recipe: Recipe, setting: Setting) -> Recipe | None:
     """The recipe at another size, with all workers in this process; None where it would be refused."""
     env = dataclasses.replace(recipe.env, num_envs=setting.num_envs, slots=1, processes=setting.processes)
-    found = dataclasses.replace(recipe, env=env, cluster=in_this_process(recipe.cluster))
+    # what a filter drops, and an actor that waits for its critic, do not learn: learning would look cheap
+    algorithm = dataclasses.replace(recipe.algorithm, filter_rewards=None, critic_warmup=0)
+    found = dataclasses.replace(recipe, env=env, cluster=in_this_process(recipe.cluster), algorithm=algorithm)
     for decisions in _decisions(recipe):
         variant = dataclasses.replace(found, rollout=dataclasses.replace(recipe.rollout, decisions=decisions))
         try:

@@ -62,7 +62,11 @@ class EmbodiedWorkload(Workload):
         recipe, values = self.recipe, self.recipe.as_dict()
         env = {key: value for key, value in values["env"].items() if key not in ("slots", "processes")}
         names = ("policy", "algorithm", "learner", "rollout")
-        cluster = {"device": recipe.device(), "threads": recipe.cluster.threads}
+        cluster = {
+            "device": recipe.device(),
+            "threads": recipe.cluster.threads,
+            "every_gpu": recipe.cluster.device == "auto",
+        }
         return {"env": env, "cluster": cluster} | {name: values[name] for name in names}
 
     def measure(self, say: Callable[[str], None]) -> FlowProfile:

@@ -34,7 +34,8 @@ class LearnerConfig:
     grad_clip: largest global gradient norm; None does not clip.
     epochs: passes over a rollout. global_batch: decisions per optimiser step; None takes the whole rollout.
     micro_batch: decisions per forward and backward pass; None takes the global batch.
-    target_kl: stop the epochs of an iteration once the approximate KL to the acting policy exceeds it; None never does.
+    target_kl: stop the epochs of an iteration once the approximate KL to the policy before its update exceeds it; None
+    never does.
     precision: arithmetic of the forward pass; parameters and optimiser state are float32.
     activations: "recompute" computes those of every block again in the backward pass instead of keeping them.
     """

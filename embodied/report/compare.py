@@ -16,7 +16,7 @@ from embodied.report.charts import Chart, Line, line_chart
 from embodied.report.curve import common_grid
 from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, has_success, phase_times
 from embodied.report.page import REPORT, environment, write_page
-from embodied.report.reader import RunFolder, read_run
+from embodied.report.reader import STEPS, RunFolder, read_run
 
 COLOURS = 6
 
@@ -45,6 +45,7 @@ def build_comparison(run_folders: Sequence[Path | str], out: Path | str | None =
     out = Path(out) if out else Path(os.path.commonpath(parents)) / "comparison.html"
     labels = _labels(runs)
     recipes = list(dict.fromkeys(run.recipe for run in runs))
+    counted = "Steps" if unit_of(runs) == STEPS else unit_of(runs).capitalize()
     page = environment().get_template("compare.html.j2")
     write_page(
         out,
@@ -54,7 +55,7 @@ def build_comparison(run_folders: Sequence[Path | str], out: Path | str | None =
             entries=[
                 _entry(run, label, index, out) for index, (run, label) in enumerate(zip(runs, labels, strict=True))
             ],
-            columns=["Before", "After", "Steps", "Time", "Steps a second", "Seed", "Bottleneck"],
+            columns=["Before", "After", counted, "Time", f"{counted} a second", "Seed", "Bottleneck"],
             success=_overlaid(runs, labels, SUCCESS, "Success rate", (0.0, 1.0)),
             returns=_overlaid(runs, labels, RETURN, "Return", None),
             seeds=_seeds(runs),
@@ -136,7 +137,7 @@ def _overlaid(
         if (names is not SUCCESS or has_success(run)) and (found := _best_series(run, names))
     ]
     y_format = words.percent if y_range else words.number
-    return line_chart(title, lines, y_range=y_range, y_format=y_format) if lines else None
+    return line_chart(title, lines, y_range=y_range, y_format=y_format, unit=unit_of(runs)) if lines else None
 
 
 def _seeds(runs: list[RunFolder]) -> Chart | None:
@@ -155,9 +156,16 @@ def _seeds(runs: list[RunFolder]) -> Chart | None:
         steps, values = common_grid(*zip(*evaluated, strict=True))
         recipe = members[0].recipe
         summary = Series(recipe, list(steps), list(values.mean(0)), list(values.min(0)), list(values.max(0)))
-        seeds = ", ".join(str(run.seed) for run in members)
+        seeds = ", ".join(str(run.seed) for run, _ in evaluated)
         lines.append(Line(f"{recipe}: mean and range of seeds {seeds}", summary, str(len(lines) % COLOURS)))
-    return line_chart("Success over seeds", lines, y_range=(0.0, 1.0), y_format=words.percent) if lines else None
+    if not lines:
+        return None
+    return line_chart("Success over seeds", lines, y_range=(0.0, 1.0), y_format=words.percent, unit=unit_of(runs))
+
+
+def unit_of(runs: Sequence[RunFolder]) -> str:
+    """What the runs count; several units are all named."""
+    return " or ".join(dict.fromkeys(run.unit for run in runs))
 
 
 def _differences(runs: list[RunFolder]) -> list[tuple[str, list[str]]]:

@@ -43,7 +43,7 @@ def success_curve_png(run_folders: Path | str | Sequence[Path | str], out: Path 
             for line in lines:
                 axes.plot(line.steps, line.values, color=_BLUE, alpha=0.3, linewidth=1)
             axes.fill_between(steps, values.min(0), values.max(0), color=_BLUE, alpha=0.13, linewidth=0)
-            axes.plot(steps, values.mean(0), color=_BLUE, linewidth=2.2, label=f"mean of {len(lines)} seeds")
+            axes.plot(steps, values.mean(0), color=_BLUE, linewidth=2.2, label=f"mean of {len(lines)} runs")
             axes.legend(frameon=False, loc="lower right")
         if is_success:
             axes.set_ylim(-0.02, 1.02)

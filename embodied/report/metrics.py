@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from embodied.report.reader import Row, RunFolder
 
 MOST_POINTS = 240  # a longer series is drawn as means over windows
-_TOTALS = {"iteration", "total", "wall"}
+_TOTALS = {"iteration", "predicted", "total", "wall"}
 SUCCESS = ("success_once", "success", "success_rate", "success_at_end", "accuracy")
 RETURN = ("return", "episode_return", "return_mean")
 
@@ -154,8 +154,9 @@ def has_success(run: RunFolder) -> bool:
     An environment without a notion of success records zero throughout.
     """
     rates = [v for row in run.rows for key, v in row.metrics.items() if key.split("/")[-1] in SUCCESS]
-    asked = goal(run)
-    return any(rates) or (asked is None or asked[0] in SUCCESS)
+    wanted = run.config.get("goal")
+    metric = wanted.get("metric", "accuracy") if isinstance(wanted, dict) else None
+    return any(rates) or metric is None or metric in SUCCESS
 
 
 def goal(run: RunFolder) -> tuple[str, float] | None:

@@ -8,6 +8,7 @@ import functools
 import io
 import itertools
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from embodied.report.metrics import (
     series,
 )
 from embodied.report.reader import STEPS, RunFolder, read_run
+from embodied.training.given import read_given
 from envs.video import read_frames
 
 REPORT = "report.html"
@@ -272,14 +274,20 @@ def _commands(run: RunFolder) -> list[tuple[str, str]]:
     if not isinstance(train, str) or not train:
         seed = f" seed={run.seed}" if run.seed is not None else ""
         train = f"embodied train {run.recipe}{seed}"
+    folder = shlex.quote(shown_path(run.path))
+    given = sorted(read_given(run.path))
+    if given:
+        own = " and ".join(given)
+        again = f"reasoning.resume({shown_path(run.path)!r}, ...)  # from Python, with the same {own}"
+        return [("Reproduce", f"from Python, with its own {own}: {train}"), ("Resume", again)]
     commands = [("Reproduce", train)]
     if run.checkpoints and run.unit != STEPS:
-        commands.append(("Evaluate", f"reasoning eval {shown_path(run.path)}"))
-        commands.append(("Resume", f"reasoning resume {shown_path(run.path)}"))
+        commands.append(("Evaluate", f"reasoning eval {folder}"))
+        commands.append(("Resume", f"reasoning resume {folder}"))
     elif run.checkpoints:
-        commands.append(("Evaluate", f"embodied eval {shown_path(run.path)}"))
-        commands.append(("Film", f"embodied record {shown_path(run.path)}"))
-        commands.append(("Resume", f"embodied resume {shown_path(run.path)}"))
+        commands.append(("Evaluate", f"embodied eval {folder}"))
+        commands.append(("Film", f"embodied record {folder}"))
+        commands.append(("Resume", f"embodied resume {folder}"))
     return commands
 
 

@@ -18,6 +18,15 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def replace(path: Path, text: str) -> None:
+    """Give the file this text in one step: whoever reads it, or kills us, finds the old text or the new.
+
+    Raises OSError."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def require_writable(folder: Path, option: str) -> None:
     """Make the folder where there is none, and see that files can be written there.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import RefusedInput
+from embodied.runs.files import replace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,34 +37,35 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Replace result.json in one step."""
-        _replace(self.result, result)
+        replace(self.result, json.dumps(result, indent=2))
 
     def write_evaluation(self, episodes: list[dict[str, Any]]) -> None:
         """Replace evaluation.json, the latest evaluation's episodes, in one step."""
-        _replace(self.evaluation, {"episodes": episodes})
+        replace(self.evaluation, json.dumps({"episodes": episodes}, indent=2))
+
+    def write_plan(self, plan: str) -> None:
+        """Replace plan.json in one step."""
+        replace(self.plan, plan)
 
     def read_result(self) -> dict[str, Any]:
         """result.json, or an empty dict before it was written."""
         return json.loads(self.result.read_text()) if self.result.exists() else {}
 
 
-def _replace(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2))
-    partial.rename(path)
-
-
-def create_run_folder(root: Path, recipe: str, exact: Path | None = None) -> RunFolder:
+def create_run_folder(
+    root: Path, recipe: str, exact: Path | None = None, *, go_on: str = "embodied resume"
+) -> RunFolder:
     """A new folder for a run of `recipe` below `root`, or `exact` (which must be empty or absent).
 
-    Raises RefusedInput when it cannot be written.
+    go_on: the command that carries on what is in a folder already. Raises RefusedInput when it cannot be written.
     """
     time = dt.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     path = exact if exact is not None else root / recipe / time
     try:
         if exact is not None and exact.is_dir() and any(exact.iterdir()):
             raise RefusedInput(
-                f"run.folder {exact} is not empty. Name a new folder, or go on with that run: embodied resume {exact}"
+                f"run.folder {exact} is not empty. Name a new folder, or go on with that run: {go_on} "
+                f"{shlex.quote(str(exact))}"
             )
         count = 1
         while exact is None and path.exists():
@@ -77,7 +81,8 @@ def create_run_folder(root: Path, recipe: str, exact: Path | None = None) -> Run
             "Choose another with run.root=FOLDER or run.folder=FOLDER."
         ) from None
     if exact is None:
-        _point_latest(path)
+        with contextlib.suppress(OSError):  # a convenience; some file systems have no links, some folders one's own
+            _point_latest(path)
     return RunFolder(path)
 
 
@@ -86,5 +91,8 @@ def _point_latest(path: Path) -> None:
     link = path.parent / "latest"
     partial = path.parent / f".latest_{os.getpid()}"
     partial.unlink(missing_ok=True)
-    partial.symlink_to(path.name)
-    partial.replace(link)
+    try:
+        partial.symlink_to(path.name)
+        partial.replace(link)
+    finally:
+        partial.unlink(missing_ok=True)

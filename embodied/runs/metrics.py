@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from embodied.runs.files import replace
+
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """95 % confidence interval of a success probability (Wilson 1927); (0, 1) without trials."""
@@ -33,7 +35,7 @@ class MetricsLog:
         kept: list[str] = []
         if after is not None and path.exists():
             kept = [line for line in path.read_text().splitlines() if _iteration(line) <= after]
-            path.write_text("".join(line + "\n" for line in kept))
+            replace(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a")
         self._writer = None
         if tensorboard is not None:

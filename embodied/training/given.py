@@ -17,14 +17,19 @@ def write_given(folder: Path, names: Collection[str]) -> None:
         (folder / _NOTE).write_text(json.dumps(dict.fromkeys(sorted(names), True)))
 
 
+def read_given(folder: Path) -> set[str]:
+    """The names of what the run was given from Python. Raises RefusedInput where the note cannot be read."""
+    path = folder / _NOTE
+    try:
+        return {name for name, there in json.loads(path.read_text()).items() if there} if path.is_file() else set()
+    except (OSError, ValueError, AttributeError) as error:
+        raise RefusedInput(f"{path} does not say what the run was given from Python, as it should: {error}") from None
+
+
 def check_given(folder: Path, names: Collection[str], program: str) -> None:
     """Raise RefusedInput unless exactly what the run was started with is given again. program: whose package `resume`
     it can be given to."""
-    path = folder / _NOTE
-    try:
-        noted = {name for name, there in json.loads(path.read_text()).items() if there} if path.is_file() else set()
-    except (OSError, ValueError, AttributeError) as error:
-        raise RefusedInput(f"{path} does not say what the run was given from Python, as it should: {error}") from None
+    noted = read_given(folder)
     wrong = sorted(noted ^ set(names))
     if wrong:
         verb = "had" if wrong[0] in noted else "had not"

@@ -6,7 +6,9 @@ This file is the run's order of events; what each event does is in `run`, in the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, Worker
 from embodied.learner.update import Update
 from embodied.runs.checkpoint import CheckpointStore, verify
 from embodied.runs.folder import RunFolder, create_run_folder
+from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress
 from embodied.runs.versions import versions
@@ -38,7 +41,8 @@ def new_folder(workload: Workload) -> RunFolder:
     check_plan(workload)
     workload.admit()
     run = workload.recipe.run
-    return create_run_folder(Path(run.root), workload.recipe.name, Path(run.folder) if run.folder else None)
+    exact = Path(run.folder).expanduser() if run.folder else None
+    return create_run_folder(Path(run.root).expanduser(), workload.recipe.name, exact)
 
 
 def started_with(workload: Workload, folder: RunFolder) -> str:
@@ -70,8 +74,14 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
     Raises KeyboardInterrupt on Ctrl-C (or SIGTERM, see `embodied.system.termination`) and EmbodiedError on failure,
     both after result.json says so.
     """
+    with writing_alone(folder.path):
+        return _train(workload, folder, command=command, resume=resume)
+
+
+def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool) -> Outcome:
     recipe = workload.recipe
     torch.set_num_threads(recipe.cluster.threads)
+    before = folder.read_result() if resume else None  # stands until it is known how far the run is
     if not resume:
         folder.config.write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
         write_given(folder.path, workload.given)
@@ -81,7 +91,7 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
     async def attempt(
         screen: RunProgress, plan: Plan, following: Following | None, going_on: bool
     ) -> tuple[str, str] | Plan:
-        nonlocal state
+        nonlocal state, before
         began = time.perf_counter()
         flow = workload.flow(plan, folder)
         async with make_launcher(flow, plan, seed=recipe.seed, cluster=recipe.cluster) as system:
@@ -94,8 +104,8 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
                     done = f"{run.progress.amount:,} {run.progress.unit}"
                     screen.say(f"resumed after iteration {checkpoint.step} ({done})")
                 # only now: whoever resumes goes by it, so it has to be one that this run can go on with
-                folder.plan.write_text(system.plan.to_json())
-                state = run.progress
+                folder.write_plan(system.plan.to_json())
+                state, before = run.progress, None
                 if following is not None:
                     following.start_seconds = time.perf_counter() - began
                 tensorboard = folder.tensorboard if recipe.logger.tensorboard else None
@@ -143,6 +153,9 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
                 going_on = True
 
     def conclude(status: str, reason: str) -> None:
+        if before is not None:
+            folder.write_result({**before, "status": status, "reason": reason})
+            return
         result.update(
             {
                 "status": status,
@@ -166,8 +179,19 @@ def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool =
         conclude("interrupted", interruption())
         raise
     except EmbodiedError as error:
-        conclude("failed", str(error))
+        with contextlib.suppress(OSError):  # a disk that is full must not hide why
+            conclude("failed", str(error))
         raise
+    except BrokenPipeError:
+        raise  # whoever read our output is gone; no fault of the folder
+    except OSError as error:
+        reason = (
+            f"the run folder {folder.path} cannot be written: {error}. Free space; a run that has a checkpoint goes on "
+            f"with: {workload.program} resume {shlex.quote(str(folder.path))}"
+        )
+        with contextlib.suppress(OSError):
+            conclude("failed", reason)
+        raise EmbodiedError(reason) from error
     conclude(status, reason)
     return Outcome(folder, status, reason, result)
 
@@ -210,7 +234,11 @@ async def _loop(
                 if (reason := await run.in_the_way_of(verdict.plan)) is not None:
                     run.screen.say(f"  plan: the run stays with the old one: {reason}")
                     continue
-                await run.save()
+                try:
+                    await run.save()
+                except CheckpointError as error:
+                    run.screen.say(f"  warning: {error} Training goes on under the old plan.")
+                    continue
                 return verdict.plan
     return end
 

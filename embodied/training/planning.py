@@ -12,7 +12,7 @@ from embodied.scheduler.flow import Flow
 from embodied.scheduler.options import ClusterConfig
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner import cache, explain, picture
-from embodied.scheduler.planner.choose import Comparison, compare, to_plan
+from embodied.scheduler.planner.choose import Comparison, compare, on_device, to_plan
 from embodied.scheduler.planner.follow import Following
 from embodied.scheduler.planner.from_plan import schedule_of
 from embodied.scheduler.planner.measured import measured_execution
@@ -127,14 +127,7 @@ def refresh_profile(workload: Workload, say: Callable[[str], None]) -> FlowProfi
 
 def chosen_plan(comparison: Comparison, device: str) -> Plan:
     """The best plan with the reason why, on the device that `cluster.device` names, if it names one."""
-    plan = to_plan(comparison.problem, comparison.best, explain.why(comparison))
-    if not device.startswith("cuda:"):
-        return plan
-    stages = {
-        name: dataclasses.replace(stage, devices=tuple(device if d == "cuda:0" else d for d in stage.devices))
-        for name, stage in plan.stages.items()
-    }
-    return dataclasses.replace(plan, stages=stages)
+    return on_device(to_plan(comparison.problem, comparison.best, explain.why(comparison)), device)
 
 
 def follow(
@@ -144,11 +137,11 @@ def follow(
 
     Acting that runs ahead of learning is not predicted, so such a run is not followed.
     say: told why a plan is carried out but not followed."""
-    folder.plan.write_text(plan.to_json())
+    folder.write_plan(plan.to_json())
     if profile is None or workload.ahead > 0:
         return None
     try:
-        following = Following(profile, plan)
+        following = Following(profile, plan, device=workload.recipe.cluster.device)
     except ConfigurationError as error:
         say(f"the plan is carried out, but not followed: {error}")
         return None

@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args, protocol, tokenizer, trained.prompt if trained and not protocol else None)
     prompter = Prompter(tokenizer, prompt)
     if trained and args.data is None and protocol is None:
-        problems, said, data = list(trained.held_out), f"{len(trained.held_out)} held-out problems of the run", {}
+        problems, data = list(trained.held_out)[: args.limit], {}
+        said = f"{len(problems)} of {len(trained.held_out)} held-out problems of the run"
     else:
         data_options = _data(args, protocol)
         loaded = load_problems(data_options)

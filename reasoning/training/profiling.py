@@ -48,9 +48,9 @@ from embodied.training.measuring import (
     wait_for,
 )
 from reasoning.training.flow import reasoning_flow
-from reasoning.training.messages import Answered, Graded, Round
+from reasoning.training.messages import Answered, Round
 from reasoning.training.problems import ProblemSets
-from reasoning.training.recipe import Recipe, check
+from reasoning.training.recipe import Recipe, RolloutConfig, check
 
 MOST_PROMPTS = 128  # of a measured rollout: more of them cost more of the same
 _SETUP_SPANS = ("render prompts", "build engine", "start graders", "build reference", "build critic", "build learner")
@@ -95,12 +95,12 @@ def sizes(recipe: Recipe) -> list[int]:
 
 
 def variant_of(recipe: Recipe, prompts: int) -> Recipe | None:
-    """The recipe at another size, with all workers in this process and all models learning; None where it would be
-    refused."""
+    """The recipe at another size, with all workers in this process and all models learning from every group; None where
+    it would be refused."""
     found = dataclasses.replace(
         recipe,
-        rollout=dataclasses.replace(recipe.rollout, prompts=prompts),
-        algorithm=dataclasses.replace(recipe.algorithm, critic_warmup=0),
+        rollout=dataclasses.replace(recipe.rollout, prompts=prompts, max_waves=RolloutConfig().max_waves),
+        algorithm=dataclasses.replace(recipe.algorithm, critic_warmup=0, uniform_groups="keep"),
         cluster=in_this_process(recipe.cluster),
     )
     try:
@@ -186,11 +186,9 @@ class _Measured:
             return found
 
         self.watch.begin()
-        answers, graded = await system.together(answer(), group("reward").call("grade", round))
+        answers, _ = await system.together(answer(), group("reward").call("grade", round))
         self._note("generate", asked, answered)
         self.carried = sum(part.carried for part in answers)
-        if self.recipe.algorithm.uniform_groups == "resample":
-            await group("reward").call("hand_on", _all(graded))
         self.seconds["prompts"] += asked - began
         self.seconds["reward"] += time.perf_counter() - answered
         if "reference" in system.groups:
@@ -225,10 +223,6 @@ class _Measured:
             switch, state = await unloading(system.group(name), self.device)
             found[name] = Memory(state, self.working[name], switch)
         return found
-
-
-def _all(graded: list[Graded]) -> tuple[int, ...]:
-    return tuple(number for part in graded for number in part.held)
 
 
 def build_profile(recipe: Recipe, flow: Flow, timings: list[Timing]) -> FlowProfile:

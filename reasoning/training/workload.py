@@ -75,7 +75,11 @@ class ReasoningWorkload(Workload):
             "problems": None if self.problems is None else [problem.key for problem in self.problems],
             "reward": getattr(self.reward, "__qualname__", type(self.reward).__qualname__),
         }
-        cluster = {"device": recipe.device(), "threads": recipe.cluster.threads}
+        cluster = {
+            "device": recipe.device(),
+            "threads": recipe.cluster.threads,
+            "every_gpu": recipe.cluster.device == "auto",
+        }
         return {"given": given, "cluster": cluster} | {name: values[name] for name in names}
 
     def measure(self, say: Callable[[str], None]) -> FlowProfile:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from embodied.commands.main import main
+from embodied.interaction import before_and_after
 
 VERBS = (
     "train",
@@ -164,3 +165,47 @@ def test_a_damaged_run_folder_is_refused_with_the_reason(tmp_path):
     refused = run("resume", str(folder))
     assert refused.returncode == 2
     assert "config.yaml is not the configuration of a run" in refused.stderr
+
+
+def test_a_film_that_fails_does_not_undo_a_training(tmp_path, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(before_and_after, "side_by_side", broken)
+    words = [
+        "goal.env_steps=64",
+        "goal.at_least=null",
+        "env.num_envs=8",
+        "rollout.decisions=8",
+        "learner.global_batch=32",
+    ]
+    words += [
+        "evaluation.episodes=2",
+        "record.episodes=1",
+        f"run.folder={tmp_path / 'run'}",
+        "logger.tensorboard=false",
+    ]
+    shown = run_here(capsys, "train", "gym_cartpole_ppo_mlp", *words)
+    assert shown.returncode == 0
+    assert "warning: no videos" in shown.stdout
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert "No space left" in json.loads((tmp_path / "run" / "result.json").read_text())["videos_missing"]
+
+
+def test_options_that_nothing_would_follow_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("mine: 1\n")
+    plan = ["plan", "paper/grpo_qwen2_5_7b"]
+    assert run_here(capsys, *plan, "--output", "a.json").returncode == 0
+    for words, said in (
+        ([*plan, "plan=a.json", "--output", "b.json"], "leave --output and --compare out"),
+        (["report", ".", ".", "--output", "all.html"], "named more than once"),
+        (["eval", "pushcube_openvla_oft_tiny", "maniskill/PushCube-v1", "--seed", "-1"], "--seed is -1"),
+        (["eval", "pushcube_openvla_oft_tiny", "maniskill/PushCube-v1", "--out", "config.yaml"], "would be lost"),
+        (["report", ".", "--png", "curve.xyz"], "name a file that ends in"),
+    ):
+        shown = run_here(capsys, *words)
+        assert shown.returncode == 2
+        assert said in shown.stderr
+    assert (tmp_path / "config.yaml").read_text() == "mine: 1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "config.yaml"]

@@ -95,3 +95,13 @@ def test_a_policy_that_cannot_be_trained_so_is_refused_before_anything_starts(ov
 def test_a_text_is_no_list_of_overrides():
     with pytest.raises(ConfigurationError, match=r"expected a list of them: \['seed=3'\]"):
         compose_recipe("gym_cartpole_ppo_mlp", "seed=3")
+
+
+@pytest.mark.parametrize("word", ["l\u00e4ufe/\u00fc", "~/x", "my (run)", "a&b"])
+def test_paths_with_letters_that_hydra_does_not_know_are_taken_as_they_are(word):
+    assert compose_recipe("gym_cartpole_ppo_mlp", [f"run.folder={word}"])["run"]["folder"] == word
+
+
+@pytest.mark.parametrize("override", ["hydra.foo=1", "+hydra.foo=1"])
+def test_keys_of_hydra_are_refused(override):
+    assert "not a recipe's" in _refusal("gym_cartpole_ppo_mlp", override)

@@ -1,11 +1,15 @@
 """From a trajectory to samples and a loss: levels, masks and shapes meet as they should."""
 
+import contextlib
+import types
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, check_levels, make_samples
+from embodied.interaction.learner_worker import LearnerWorker
 from embodied.interaction.trajectory import Trajectory
 from policies.api import Evaluation, Sampling
 
@@ -151,6 +155,8 @@ def test_without_groups_only_the_lost_attempt_leaves():
         ({"loss": "decoupled_ppo", "behaviour_weight_cap": 0.1}, "behaviour_weight_cap is 0.1"),
         ({"value_coefficient": -1.0}, "value_coefficient is -1"),
         ({"sampling": Sampling(decode="greedy")}, "nothing is explored"),
+        ({"behaviour_weight_cap": 2.0}, "nothing would follow it with advantage gae and loss ppo_actor_critic"),
+        ({"deviation": "none"}, "deviation is none, but nothing"),
     ],
 )
 def test_what_no_loss_could_mean_is_refused_with_the_options(changes, words):
@@ -228,3 +234,34 @@ def test_levels_that_do_not_fit_are_refused_with_the_reason(changes, chunk, valu
 @pytest.mark.parametrize("reward", ["action", "chunk"])
 def test_with_one_action_a_chunk_action_and_chunk_are_the_same(logprob, reward):
     check_levels(options(reward_level=reward, logprob_level=logprob), 1, "chunk")
+
+
+@pytest.mark.parametrize("counts", [(10, 20), (0, 20), (96, 100)])
+@pytest.mark.parametrize(("micro_batch", "global_batch"), [(None, None), (8, None), (None, 16)])
+def test_ranks_with_unequal_shares_recompute_in_equally_many_passes(counts, micro_batch, global_batch):
+    """Sharded weights are gathered in every pass: a rank that makes one fewer leaves the others waiting."""
+
+    class Rows(list):
+        inputs = tokens = None
+
+        def split(self, size):
+            return [Rows(self[i : i + size]) for i in range(0, len(self), size)]
+
+    everywhere = torch.tensor([[i, int(i >= counts[0])] for i in range(sum(counts))])
+    passes = []
+    for count in counts:
+        made = []
+
+        def evaluate(*_, made=made):
+            made.append(1)
+            return types.SimpleNamespace(logprobs=torch.zeros(1))
+
+        learner = types.SimpleNamespace(micro_batch=micro_batch, global_batch=global_batch)
+        worker = types.SimpleNamespace(
+            options=types.SimpleNamespace(learner=learner, algorithm=types.SimpleNamespace(sampling=None)),
+            policy=types.SimpleNamespace(evaluate=evaluate),
+            learner=types.SimpleNamespace(arithmetic=contextlib.nullcontext),
+        )
+        LearnerWorker._recompute_proximal(worker, Rows(range(count)), Rows([0]), everywhere)
+        passes.append(len(made))
+    assert passes[0] == passes[1] == -(-max(counts) // (micro_batch or global_batch or max(counts)))

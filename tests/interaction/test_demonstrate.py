@@ -1,6 +1,8 @@
 """Recording demonstrations with real simulators, from state alone: fast, and needs no graphics driver."""
 
+import itertools
 import shlex
+import types
 
 import pytest
 import torch
@@ -183,6 +185,22 @@ def test_libero_experts_play_beside_their_simulators(tmp_path):
     recorded = play(tmp_path, LIBERO, num_envs=2, processes=2, episodes=2)
     assert recorded.episodes == 2
     assert [episode.assignment[0] for episode in open_dataset(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize(("tasks", "known"), [(10, 1), (90, 16), (3, 3)])
+def test_what_is_left_out_does_not_count_as_an_attempt(tasks, known):
+    recording = demonstrate._Recording.__new__(demonstrate._Recording)
+    recording.options = demonstrate.DemonstrationConfig(episodes=50)
+    recording.spec = types.SimpleNamespace(tasks=tasks, id="x")
+    recording.unknown, recording._done = set(range(known, tasks)), set()
+    recording._numbers, recording._made = itertools.count(), 0
+    recording.writer = types.SimpleNamespace(kept=0, folder="f")
+    for _ in range(50):
+        assert recording._next_attempt().assignment[0] < known
+    assert recording._made == 50
+    recording._made = recording.options.attempts * 50
+    with pytest.raises(SimulatorError, match=f"in 0 of {recording.options.attempts * 50} attempts"):
+        recording._next_attempt()
 
 
 @pytest.mark.slow

@@ -60,6 +60,19 @@ def test_the_sizes_are_halves_and_processes_up_to_the_cores(monkeypatch):
 def test_long_rollouts_are_measured_shorter():
     assert profiling.variant_of(cartpole("rollout.decisions=512"), Setting(8, 0)).rollout.decisions == 64
     assert profiling.variant_of(cartpole("rollout.decisions=8"), Setting(8, 0)).rollout.decisions == 8
+
+
+def test_what_is_measured_learns_from_everything():
+    grpo = ["algorithm.advantage=grpo", "algorithm.loss=ppo", "algorithm.group_size=4", "policy.value=none"]
+    attempts = ["env.auto_reset=disabled", "rollout.start=fresh", "env.episode_steps=8"]
+    given = cartpole(*grpo, *attempts, "algorithm.filter_rewards=[0.1,0.9]")
+    assert profiling.variant_of(given, Setting(8, 0)).algorithm.filter_rewards is None
+    assert profiling.variant_of(cartpole("algorithm.critic_warmup=3"), Setting(8, 0)).algorithm.critic_warmup == 0
+
+
+def test_a_profile_of_one_gpu_is_not_that_of_all():
+    alone, every = (EmbodiedWorkload(cartpole(f"cluster.device={device}")) for device in ("cpu", "auto"))
+    assert profile_path(alone) != profile_path(every)
     # two environments need twice the decisions to fill a batch of 32
     assert profiling.variant_of(cartpole("rollout.decisions=8"), Setting(2, 0)).rollout.decisions == 16
 

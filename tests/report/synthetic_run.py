@@ -88,6 +88,7 @@ def make_run(root: Path, *, seed: int = 1, clip: float = 0.2, videos: bool = Tru
             "time/learn_s": 0.7 + rng.normal(0, 0.03),
             "time/advantages_s": 0.02,
             "time/iteration_s": 2.4,
+            "time/predicted_s": 2.5,
             "time/env_simulate_s": 1.1,
             "time/policy_act_s": 0.3,
             "time/learner_update_s": 0.65,

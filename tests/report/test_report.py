@@ -428,3 +428,29 @@ def test_page_fits_a_phone(finished, tmp_path):
     """
     seen = visit(build_report(finished), tmp_path, script=script, width=500)
     assert 'data-wide=""' in seen.dom
+
+
+def test_what_a_plan_predicted_is_no_phase(tmp_path):
+    assert "predicted" not in [phase.name for phase in phase_times(read_run(make_run(tmp_path, videos=False)))]
+
+
+def test_commands_are_quoted_and_a_run_from_python_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "my runs", videos=False)
+    (run / "checkpoints" / "step_1").mkdir(parents=True, exist_ok=True)
+    page = build_report(run).read_text()
+    assert "embodied eval &#39;" in page
+    (run / "given.json").write_text(json.dumps({"problems": True, "reward": True}))
+    page = build_report(run).read_text()
+    assert "with its own problems and reward" in page
+    assert "embodied eval" not in page
+
+
+def test_pages_of_several_runs_name_what_they_count(tmp_path):
+    runs = [make_run(tmp_path, seed=seed, videos=False) for seed in (1, 2)]
+    for run in runs:
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(f"workload: reasoning\n{text}")
+    page = build_comparison(runs, tmp_path / "all.html").read_text()
+    assert "Responses a second" in page
+    assert "environment steps" not in page

@@ -1,7 +1,11 @@
+import subprocess
+import sys
+
 import pytest
 
 from embodied.errors import RefusedInput
 from embodied.runs.folder import create_run_folder
+from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog, read_metrics, wilson_interval
 from embodied.runs.progress import RunProgress, spoken_time
 
@@ -85,3 +89,30 @@ def test_a_resumed_tensorboard_keeps_the_curve_up_to_there_and_drops_the_rest(tm
             log.write(iteration, iteration * 1024, 1.0, {"a": 2.0})
     read = EventAccumulator(str(events)).Reload().Scalars("a")
     assert [(e.step // 1024, e.value) for e in read] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]
+
+
+def test_a_second_process_cannot_write_a_folder(tmp_path):
+    program = """
+import sys
+from pathlib import Path
+from embodied.runs.lock import writing_alone
+with writing_alone(Path(sys.argv[1])):
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(RefusedInput, match="another process is writing"), writing_alone(tmp_path):
+            pytest.fail("both had it")
+        other.kill()
+    with writing_alone(tmp_path):  # it ends with the process, however that ends
+        pass
+
+
+def test_a_folder_called_latest_is_left_alone(tmp_path):
+    (tmp_path / "recipe" / "latest").mkdir(parents=True)
+    made = create_run_folder(tmp_path, "recipe")
+    assert made.path.is_dir()
+    assert sorted(path.name for path in (tmp_path / "recipe").iterdir()) == sorted([made.path.name, "latest"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embodied.errors import SimulatorError
-from envs.rendering import apt
+from envs.rendering import apt, install
 
 HOME = Path(__file__).resolve().parents[2]
 BOOKWORM = apt.Distribution("debian", "bookworm", has_apt=True)
@@ -163,3 +163,16 @@ def test_debian_12s_own_driver_is_found_too_old(tmp_path: Path) -> None:
         timeout=60,
     )
     assert "is too old: it lacks descriptorBindingPartiallyBound" in result.stderr
+
+
+def test_a_browser_that_cannot_be_installed_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise SimulatorError("there is no package chromium.")
+
+    monkeypatch.setattr(install, "BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr(install.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(install.apt, "distribution", lambda: BOOKWORM)
+    monkeypatch.setattr(install.apt, "install", refused)
+    said: list[str] = []
+    assert install.ensure_browser(said.append) is False
+    assert "there is no package chromium. Tests of the report's pages will be skipped" in said[0]

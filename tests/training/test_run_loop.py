@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import shutil
 
@@ -12,7 +13,8 @@ from embodied.commands import report, workloads
 from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
 from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.folder import RunFolder, create_run_folder
-from embodied.runs.metrics import read_metrics
+from embodied.runs.lock import writing_alone
+from embodied.runs.metrics import MetricsLog, read_metrics
 from embodied.runs.options import CheckpointConfig
 from embodied.scheduler.inline import InlineLauncher
 from embodied.scheduler.plan import Plan
@@ -266,6 +268,70 @@ def test_a_plan_that_the_workers_cannot_go_on_under_is_not_switched_to(tmp_path,
     outcome = carried_out(KeepingWorkload(auto), tmp_path / "run")
     assert "stays with the old one: 2 Keeping(s) cannot take over the state of 1" in outcome.folder.log.read_text()
     assert len(Plan.load(outcome.folder.plan).stages["field"].devices) == 1
+    assert curve(tmp_path / "run") == whole
+
+
+def test_a_full_disk_says_so_and_what_to_do(tmp_path, monkeypatch, whole):
+    genuine = MetricsLog.write
+
+    def full(self, iteration, *rest):
+        if iteration == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(self._path))
+        return genuine(self, iteration, *rest)
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(EmbodiedError, match="No space left.*goes on with: beans resume"),
+    ):
+        patched.setattr(MetricsLog, "write", full)
+        carried_out(BeanWorkload(), tmp_path / "run")
+    result = RunFolder(tmp_path / "run").read_result()
+    assert result["status"] == "failed"
+    assert "No space left" in result["reason"]
+    carried_out(BeanWorkload(), tmp_path / "run", resume=True)
+    assert curve(tmp_path / "run") == whole
+
+
+def test_a_resume_that_is_stopped_before_it_stands_leaves_what_was_known(tmp_path, monkeypatch):
+    carried_out(BeanWorkload(recipe(goal=BeanGoal(beans=6))), tmp_path / "run")
+    before = RunFolder(tmp_path / "run").read_result()
+
+    async def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BeanRun, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(BeanWorkload(), tmp_path / "run", resume=True)
+    after = RunFolder(tmp_path / "run").read_result()
+    assert after["status"] == "interrupted"
+    same = set(before) - {"status", "reason"}
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    carried_out(BeanWorkload(recipe(goal=BeanGoal(beans=6))), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with writing_alone(tmp_path / "run"), pytest.raises(RefusedInput, match="another process is writing"):
+        carried_out(BeanWorkload(), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_a_full_disk_before_a_switch_leaves_the_run_under_its_plan(tmp_path, monkeypatch, whole):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    class Full(BeanRun):
+        async def save(self):
+            if self.progress.iteration == 2:
+                raise CheckpointError("no space is left.")
+            return await super().save()
+
+    def drifted(self, spent, seconds, left):
+        return Verdict({}, dataclasses.replace(self.plan, why="another"), "the field is slow") if left == 2 else None
+
+    monkeypatch.setattr(Following, "note", drifted)
+    auto = recipe(cluster=dataclasses.replace(BeanRecipe().cluster, plan="auto"))
+    outcome = carried_out(BeanWorkload(auto, run=Full), tmp_path / "run")
+    assert "no space is left. Training goes on under the old plan." in outcome.folder.log.read_text()
     assert curve(tmp_path / "run") == whole
 
 

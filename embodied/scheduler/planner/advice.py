@@ -11,7 +11,7 @@ import numpy as np
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.planner import costs
-from embodied.scheduler.planner.profile import Cluster
+from embodied.scheduler.planner.profile import Cluster, StageProfile
 from embodied.scheduler.planner.schedule import Schedule, works
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def check_host_memory(problem: Problem) -> None:
     for name, group in problem.groups.items():
         room = group.host_memory_bytes * group.nodes
         pinned = {
-            stage: profile.on["cpu"].memory.state_bytes + profile.on["cpu"].memory.item_bytes * profile.items
+            stage: _least_host_bytes(profile)
             for stage, profile in problem.profile.stages.items()
             if list(profile.on) == ["cpu"] and [g for _, g in problem.places(stage)] == [name]
         }
@@ -179,6 +179,14 @@ def check_host_memory(problem: Problem) -> None:
                 f"the host memory of group {name} is {gib(room)}; its stages need {parts}. "
                 "Use fewer environments or more nodes"
             )
+
+
+def _least_host_bytes(stage: StageProfile) -> float:
+    """What a stage on the CPU keeps and works with: one replica's state, and that of all its items."""
+    memory = stage.on["cpu"].memory
+    at_once = stage.items if memory.live_items is None else min(stage.items, memory.live_items)
+    items = memory.item_bytes * at_once + memory.item_state_bytes * stage.items
+    return memory.state_bytes + memory.working_bytes + items
 
 
 def gib(size: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -147,7 +148,13 @@ def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
             profile = problem.profile.stages[p.stage]
             processes = None
             if p.kind == "cpu":
-                devices = list(dict.fromkeys(devices))
+                nodes = list(dict.fromkeys(devices))
+                if profile.pooled:
+                    devices = nodes
+                else:  # a worker a replica, each on its share of a node's cores
+                    each = profile.on[p.kind].devices_per_replica
+                    starts = devices[::each]
+                    devices = starts if len(starts) == len(set(starts)) else _shares(starts)
                 # one core that is shared is the worker's own
                 alone = len(members.get(p.stage, (p.stage,))) == 1
                 cores = -(-p.devices // len(devices))
@@ -161,10 +168,31 @@ def to_plan(problem: Problem, choice: Choice, why: str) -> Plan:
             )
     used = {device for stage in stages.values() for device in stage.devices}
     nodes = {device.rpartition("/")[0] for device in used}
-    together = len(nodes) == 1 and sum(not device.endswith("cpu") for device in used) <= 1
+    together = len(nodes) == 1 and sum("cuda" in device for device in used) <= 1
     inline = together and all(len(stage.devices) == 1 and stage.resident for stage in stages.values())
     ordered = {stage: stages[stage] for stage in problem.profile.stages}
     return Plan(flow=problem.profile.flow, launcher="inline" if inline else "ray", stages=ordered, why=why)
+
+
+def _shares(nodes: list[str]) -> list[str]:
+    """Names of shares of the cores, one for each mention of a node's `cpu`."""
+    count: collections.Counter[str] = collections.Counter()
+    found = []
+    for node in nodes:
+        found.append(f"{node}:{count[node]}")
+        count[node] += 1
+    return found
+
+
+def on_device(plan: Plan, device: str) -> Plan:
+    """The plan with the only accelerator that it knows being `device`, where that names one (`cuda:1`)."""
+    if not device.startswith("cuda:"):
+        return plan
+    stages = {
+        name: dataclasses.replace(stage, devices=tuple(device if d == "cuda:0" else d for d in stage.devices))
+        for name, stage in plan.stages.items()
+    }
+    return dataclasses.replace(plan, stages=stages)
 
 
 def memory_bytes(problem: Problem, choice: Choice) -> dict[str, float]:

@@ -26,13 +26,14 @@ def device_counts(cost: StageCost, group: NodeGroup, kind: Kind, items: int) -> 
     return np.arange(1, most + 1) * cost.devices_per_replica
 
 
-def useful(cost: StageCost, items: int, devices: np.ndarray) -> np.ndarray:
+def useful(cost: StageCost, items: int, loaded: int, devices: np.ndarray) -> np.ndarray:
     """Mask of the counts (consecutive multiples) that a smaller one does not equal or beat: with the same share of the
-    busiest replica and the same shards, more devices neither save time nor memory."""
-    share = -(-items // (devices // cost.devices_per_replica))
-    shards = _shards(devices)
+    busiest replica, of a call's `items` and of the `loaded` ones, and the same shards, more devices neither save time
+    nor memory."""
+    replicas = devices // cost.devices_per_replica
     keep = np.ones(len(devices), bool)
-    keep[1:] = (share[1:] != share[:-1]) | (shards[1:] != shards[:-1])
+    alike = [-(-items // replicas), -(-loaded // replicas), _shards(devices)]
+    keep[1:] = np.any([numbers[1:] != numbers[:-1] for numbers in alike], axis=0)
     return keep
 
 

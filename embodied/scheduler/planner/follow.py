@@ -19,7 +19,7 @@ from embodied.errors import ConfigurationError
 from embodied.scheduler.plan import Plan
 from embodied.scheduler.planner import explain
 from embodied.scheduler.planner.bounds import stage_seconds
-from embodied.scheduler.planner.choose import compare, to_plan
+from embodied.scheduler.planner.choose import compare, on_device, to_plan
 from embodied.scheduler.planner.fit import TERMS
 from embodied.scheduler.planner.from_plan import schedule_of
 from embodied.scheduler.planner.problem import Problem
@@ -52,8 +52,13 @@ class Following:
     says of other plans, for state is saved and restored too.
     """
 
-    def __init__(self, profile: FlowProfile, plan: Plan, *, window: int = WINDOW, drift: float = DRIFT) -> None:
-        """Raises ConfigurationError when the plan cannot be predicted from the profile."""
+    def __init__(
+        self, profile: FlowProfile, plan: Plan, *, window: int = WINDOW, drift: float = DRIFT, device: str = "auto"
+    ) -> None:
+        """device: as `cluster.device`; new plans stay on it.
+
+        Raises ConfigurationError when the plan cannot be predicted from the profile."""
+        self._device = device
         self.window, self.drift = window, drift
         self.start_seconds = 0.0
         self._measured: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=window)
@@ -138,7 +143,7 @@ class Following:
         best = comparison.best
         now, cost = self.predicted.seconds, 2 * max(self.start_seconds, self.profile.start_seconds)
         saved = now - best.seconds
-        plan = to_plan(comparison.problem, best, explain.why(comparison))
+        plan = on_device(to_plan(comparison.problem, best, explain.why(comparison)), self._device)
         if same_placement(plan, self.plan) or saved < LEAST_GAIN * now:
             return Verdict(factors, None, f"{what}; the plan stays the best one")
         if saved * left <= cost:

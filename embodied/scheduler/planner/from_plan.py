@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Hashable
@@ -12,6 +14,7 @@ import numpy as np
 from embodied.errors import ConfigurationError, suggest
 from embodied.scheduler.plan import Plan, StagePlan
 from embodied.scheduler.planner import costs
+from embodied.scheduler.planner.bounds import estimate, fits
 from embodied.scheduler.planner.problem import Problem
 from embodied.scheduler.planner.profile import Kind
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Placement, Schedule, Work
@@ -51,28 +54,94 @@ def schedule_of(problem: Problem, plan: Plan) -> Schedule:
         raise ConfigurationError(f"the plan does not place {', '.join(missing)}, which the profile knows")
     places = {name: _place(problem, name, plan.stages[name]) for name in problem.profile.stages}
     _check_nodes(problem, places)
-    parts = [
-        (_pieces(problem, unit, plan), _work(problem, unit, plan, places), _devices(unit, places))
-        for unit in problem.units
+    crowded = _crowded(problem, places)
+    pieces = [_pieces(problem, unit, plan) for unit in problem.units]
+    works = [
+        _Part(_work(problem, unit, plan, places), 1 << index, _devices(unit, places, crowded))
+        for index, unit in enumerate(problem.units)
     ]
-    schedule: Schedule | None = None
-    occupied: frozenset[Hashable] = frozenset()
-    for pieces, run in itertools.groupby(parts, key=lambda part: part[0]):
-        body: Schedule | None = None
-        inside: frozenset[Hashable] = frozenset()
-        for _, work, devices in run:
-            body = work if body is None else _joined(body, work, inside & devices)
-            inside |= devices
-        assert body is not None
-        body = Pipeline(pieces, body) if pieces > 1 else body
-        schedule = body if schedule is None else _joined(schedule, body, occupied & inside)
-        occupied |= inside
-    assert schedule is not None
-    return schedule
+    found = []
+    for pipelines in _pipelines(problem, pieces):
+        parts = []
+        for run in pipelines:
+            inside = _arranged(problem, [works[index] for index in run], pieces[run[0]])
+            if pieces[run[0]] > 1:
+                inside = dataclasses.replace(inside, schedule=Pipeline(pieces[run[0]], inside.schedule))
+            parts.append(inside)
+        found.append(_arranged(problem, parts, 1).schedule)
+    return min(found, key=lambda schedule: _cost(problem, schedule))
 
 
-def _joined(first: Schedule, second: Schedule, common: frozenset[Hashable]) -> Schedule:
-    return InTurn(first, second) if common else Beside(first, second)
+def _pipelines(problem: Problem, pieces: list[int]) -> list[list[tuple[int, ...]]]:
+    """Which units may hand pieces on within one pipeline: those of equal pieces that follow each other in the order of
+    the units, or all of them where nothing else comes between. Units that work on all at once stand alone."""
+    runs: list[tuple[int, ...]] = []
+    for count, equal in itertools.groupby(range(len(pieces)), key=lambda index: pieces[index]):
+        run = tuple(equal)
+        runs += [run] if count > 1 else [(index,) for index in run]
+    whole: list[tuple[int, ...]] = []
+    for index, count in enumerate(pieces):
+        group = tuple(i for i, other in enumerate(pieces) if other == count) if count > 1 else (index,)
+        if group not in whole:
+            whole.append(group)
+    return [runs, whole] if whole != runs and all(_convex(problem, group) for group in whole) else [runs]
+
+
+def _convex(problem: Problem, group: tuple[int, ...]) -> bool:
+    """Whether no other unit needs one of the group and is needed by one."""
+
+    def reached(start: set[int], edges: list[tuple[int, int]]) -> set[int]:
+        found = set(start)
+        while more := {b for a, b in edges if a in found} - found:
+            found |= more
+        return found
+
+    edges = list(problem.edges)
+    behind = reached(set(group), edges)
+    before = reached(set(group), [(b, a) for a, b in edges])
+    return behind & before == set(group)
+
+
+def _cost(problem: Problem, schedule: Schedule) -> tuple[bool, float, float]:
+    found = estimate(problem, schedule)
+    return not fits(problem, found), found.latency, found.period
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A schedule of some units, a bit mask, on some devices."""
+
+    schedule: Schedule
+    units: int
+    devices: frozenset[Hashable]
+
+
+def _arranged(problem: Problem, parts: list[_Part], pieces: int) -> _Part:
+    """The parts joined, in turn where devices are shared and else beside each other, in the brackets that fit and are
+    estimated to take least: a plan does not say them, and its carrying out does not depend on them."""
+
+    @functools.cache
+    def best(chosen: tuple[int, ...]) -> _Part:
+        if len(chosen) == 1:
+            return parts[chosen[0]]
+        found = []
+        for size in range(1, len(chosen)):
+            for first in itertools.combinations(chosen, size):
+                second = tuple(i for i in chosen if i not in first)
+                if any(_feeds(problem, parts[b].units, parts[a].units) for a in first for b in second):
+                    continue  # what comes second needs what comes first, never the other way round
+                a, b = best(first), best(second)
+                joined = InTurn if a.devices & b.devices else Beside
+                found.append(_Part(joined(a.schedule, b.schedule), a.units | b.units, a.devices | b.devices))
+        inside = (Pipeline(pieces, part.schedule) if pieces > 1 else part.schedule for part in found)
+        costs_of = [_cost(problem, schedule) for schedule in inside]
+        return found[costs_of.index(min(costs_of))]
+
+    return best(tuple(range(len(parts))))
+
+
+def _feeds(problem: Problem, first: int, second: int) -> bool:
+    return any(first >> a & 1 and second >> b & 1 for a, b in problem.edges)
 
 
 def _place(problem: Problem, stage: str, placed: StagePlan) -> _Place:
@@ -113,6 +182,8 @@ def _place(problem: Problem, stage: str, placed: StagePlan) -> _Place:
     count = len(placed.devices)
     if kind == "cpu" and cost.pooled:
         count *= max(1, placed.processes or 0)
+    if kind == "cpu" and not cost.pooled:
+        count *= cost.on[kind].devices_per_replica  # a worker is a replica
     if kind == "cpu":
         count = max(count, cost.on[kind].devices_per_replica)
     if count > problem.groups[group].units(kind):
@@ -152,12 +223,24 @@ def _check_nodes(problem: Problem, places: dict[str, _Place]) -> None:
                 )
 
 
-def _devices(unit: Unit, places: dict[str, _Place]) -> frozenset[Hashable]:
-    """What a unit occupies; cores of a node are taken to be the same ones, whoever uses them in turn."""
+def _crowded(problem: Problem, places: dict[str, _Place]) -> set[str]:
+    """Groups of nodes whose cores do not suffice for all stages at once."""
+    wanted: collections.Counter[str] = collections.Counter()
+    for place in places.values():
+        if place.kind == "cpu":
+            wanted[place.group] += place.count
+    return {group for group, count in wanted.items() if count > problem.groups[group].units("cpu")}
+
+
+def _devices(unit: Unit, places: dict[str, _Place], crowded: set[str]) -> frozenset[Hashable]:
+    """What a unit occupies; where cores do not suffice for all, they are taken to be the same ones."""
     found: set[Hashable] = set()
     for stage in unit.stages:
         place = places[stage]
-        found |= {"cores of " + place.group} if place.kind == "cpu" else place.devices
+        if place.kind == "cpu":
+            found.add("cores of " + (place.group if place.group in crowded else stage))
+        else:
+            found |= place.devices
     return frozenset(found)
 
 

@@ -197,7 +197,7 @@ class Problem:
         for kind, group in self.places(stage):
             cost, where = profile.on[kind], self.groups[group]
             counts = costs.device_counts(cost, where, kind, items)
-            counts = counts[costs.useful(cost, items, counts)]
+            counts = counts[costs.useful(cost, items, items, counts)]
             time = costs.seconds(cost, where, items, counts)
             idle, running = costs.memory_fractions(cost, where, kind, items, items, counts)
             switch = costs.switch_seconds(cost, counts, items)
@@ -251,7 +251,8 @@ class Problem:
                 items = costs.piece_items(profile.items, parts * slots)
                 here = costs.device_counts(profile.on[kind], where, kind, items)
                 if len(block) == 1:
-                    here = here[costs.useful(profile.on[kind], items, here)]
+                    loaded = costs.piece_items(profile.items, parts)
+                    here = here[costs.useful(profile.on[kind], items, loaded, here)]
                 if not len(here):
                     return
                 possible[stage] = here

@@ -10,7 +10,18 @@ from embodied.errors import ConfigurationError
 from embodied.scheduler.planner.bounds import estimate, fits, units_of
 from embodied.scheduler.planner.leaves import Style, leaves_of
 from embodied.scheduler.planner.problem import Problem
-from embodied.scheduler.planner.profile import FlowProfile, load_profile
+from embodied.scheduler.planner.profile import (
+    Cluster,
+    CycleProfile,
+    EdgeProfile,
+    FlowProfile,
+    MemoryModel,
+    NodeGroup,
+    StageCost,
+    StageProfile,
+    TimeModel,
+    load_profile,
+)
 from embodied.scheduler.planner.pruning import Deadlines, prune
 from embodied.scheduler.planner.schedule import Beside, InTurn, Pipeline, Schedule, Work
 from embodied.scheduler.planner.search import _Search, search
@@ -164,3 +175,19 @@ def test_search_finds_what_enumeration_finds_with_five_units_and_eight_devices(s
     profile = random_profile(900 + seed, 5, 8, memory=False, cycle=False, groups=False)
     problem = Problem(profile, pieces=(1, 2))
     assert search(problem)[0].seconds == pytest.approx(Enumeration(problem).best(), rel=1e-9)
+
+
+def test_more_devices_for_the_state_of_what_is_loaded_are_not_pruned_for_the_items_of_a_call():
+    """Two sub-batches of 13 share out alike over 7 to 12 devices, what is loaded of all 26 does not: 9 fit."""
+    gib = 2.0**30
+    memory = MemoryModel(item_state_bytes=3 * gib)
+    stages = {
+        "env": StageProfile(items=26, on={"accelerator": StageCost(time=TimeModel(per_item=1.0), memory=memory)}),
+        "policy": StageProfile(items=26, on={"accelerator": StageCost(time=TimeModel(per_item=1.0), max_replicas=1)}),
+    }
+    edges = (EdgeProfile(source="env", target="policy"), EdgeProfile(source="policy", target="env"))
+    cycles = (CycleProfile(stages=("env", "policy"), rounds=10, slot_counts=(1, 2)),)
+    cluster = Cluster(groups={"g": NodeGroup(accelerators_per_node=10, accelerator_memory_bytes=10 * gib)})
+    problem = Problem(FlowProfile(flow="f", stages=stages, edges=edges, cycles=cycles, cluster=cluster))
+    assert search(problem)[0].seconds == pytest.approx(262.0)
+    assert Enumeration(problem).best() == pytest.approx(262.0)

@@ -5,12 +5,23 @@ import dataclasses
 import pytest
 from test_plans_back import on_cores, plan
 
+from embodied.scheduler.planner.choose import compare
 from embodied.scheduler.planner.follow import Following, scaled
 from embodied.scheduler.planner.from_plan import schedule_of
 from embodied.scheduler.planner.problem import Problem
-from embodied.scheduler.planner.profile import TimeModel
+from embodied.scheduler.planner.profile import (
+    Cluster,
+    CycleProfile,
+    EdgeProfile,
+    FlowProfile,
+    NodeGroup,
+    StageCost,
+    StageProfile,
+    TimeModel,
+)
 from embodied.scheduler.planner.simulation import simulate
 from embodied.scheduler.trace import BUSY, WAIT
+from embodied.training.planning import chosen_plan
 
 
 def spent(env: float, policy: float, learner: float) -> dict:
@@ -94,3 +105,30 @@ def test_scaling_changes_the_work_under_the_schedule_by_the_factor():
     before = simulate(problem, schedule).busy("env")
     after = simulate(Problem(scaled(problem, schedule, {"env": 1.7})), schedule).busy("env")
     assert after == pytest.approx(1.7 * before)
+
+
+def test_a_new_plan_stays_on_the_accelerator_that_was_asked_for():
+    stages = {
+        "env": StageProfile(items=64, pooled=True, on={"cpu": StageCost(time=TimeModel(per_item=0.001))}),
+        "policy": StageProfile(items=64, on={"accelerator": StageCost(time=TimeModel(fixed=0.1))}),
+        "learner": StageProfile(items=640, on={"accelerator": StageCost(time=TimeModel(fixed=1.0))}),
+    }
+    edges = (
+        EdgeProfile(source="policy", target="env", latency_seconds=0.05),
+        EdgeProfile(source="env", target="policy"),
+        EdgeProfile(source="env", target="learner"),
+    )
+    group = NodeGroup(accelerators_per_node=1, cores_per_node=8, accelerator_memory_bytes=80 * 2.0**30)
+    cycles = (CycleProfile(stages=("policy", "env"), rounds=10, slot_counts=(1, 2, 4)),)
+    cluster = Cluster(groups={"local": group})
+    profile = FlowProfile(flow="f", stages=stages, edges=edges, cycles=cycles, cluster=cluster)
+    first = chosen_plan(compare(profile), "cuda:1")
+    changes = {"env": {"processes": 1, "slots": 1}, "policy": {"slots": 1}}
+    first = dataclasses.replace(
+        first, stages={name: dataclasses.replace(p, **changes.get(name, {})) for name, p in first.stages.items()}
+    )
+    following = Following(profile, first, window=3, device="cuda:1")
+    shown = {(f"{name}[0]", "x", BUSY): s * (20 if name == "env" else 1) for name, s in following.expected().items()}
+    verdict = [following.note(shown, 100.0, left=10000) for _ in range(3)][-1]
+    assert verdict.plan is not None
+    assert verdict.plan.stages["policy"].devices == verdict.plan.stages["learner"].devices == ("cuda:1",)

@@ -1,9 +1,11 @@
 """Plans as schedules again: what the planner writes, and what a person edits, is predicted as it will run."""
 
 import dataclasses
+import itertools
 import re
 
 import pytest
+from flow_enumeration import random_profile
 
 from embodied.commands.plan import shipped_profiles
 from embodied.errors import ConfigurationError
@@ -69,17 +71,54 @@ def test_a_plan_takes_what_can_be_worked_out_by_hand(slots, processes, seconds):
     assert simulate(problem, schedule_of(problem, plan(slots, processes))).seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("name", ["maniskill_openvla", "libero_openvla_oft", "grpo_qwen3_30b_a3b"])
-@pytest.mark.parametrize("nodes", [1, 4])
+SHIPPED = ["maniskill_openvla", "libero_openvla_oft", "grpo_qwen3_30b_a3b"]
+OWN = [name.removeprefix("paper/") for name in shipped_profiles()]
+
+
+@pytest.mark.parametrize(("name", "nodes"), [*itertools.product(SHIPPED, (1, 4)), *((name, None) for name in OWN)])
 def test_what_the_planner_writes_reads_back_as_the_same_schedule(name, nodes):
     profile = load_profile(shipped_profiles()[f"paper/{name}"])
-    comparison = compare(dataclasses.replace(profile, cluster=profile.cluster.resized(32, nodes)))
+    if nodes is not None:
+        profile = dataclasses.replace(profile, cluster=profile.cluster.resized(32, nodes))
+    comparison = compare(profile)
     for choice in [comparison.best, *comparison.styles.values()]:
         if not isinstance(choice, Choice):
             continue
         written = to_plan(comparison.problem, choice, "because")
         again = simulate(comparison.problem, schedule_of(comparison.problem, Plan.from_json(written.to_json())))
         assert again.seconds == pytest.approx(choice.seconds, rel=0.02)
+
+
+def test_random_plans_read_back_as_what_they_were_but_for_uneven_pieces():
+    compared = off = 0
+    for seed in range(60):
+        try:
+            problem = Problem(random_profile(seed, 3, 4, memory=seed % 2 == 0, cycle=False, groups=False))
+            choice = choose(problem)
+        except ConfigurationError:
+            continue
+        again = schedule_of(problem, to_plan(problem, choice, ""))
+        compared += 1
+        off += abs(simulate(problem, again).seconds / choice.seconds - 1) > 0.05
+    assert compared > 50
+    assert off <= 0.08 * compared
+
+
+def test_replicas_on_cores_are_workers_on_shares_of_them():
+    stages = {
+        "draw": StageProfile(items=8, on={"cpu": StageCost(time=TimeModel(per_item=0.1))}),
+        "judge": StageProfile(
+            items=8, on={"cpu": StageCost(time=TimeModel(per_item=1.0), devices_per_replica=2, max_replicas=2)}
+        ),
+    }
+    edges = (EdgeProfile(source="draw", target="judge"),)
+    cluster = Cluster(groups={"local": NodeGroup(cores_per_node=4)})
+    problem = Problem(FlowProfile(flow="f", stages=stages, edges=edges, cluster=cluster))
+    choice = choose(problem)
+    written = to_plan(problem, choice, "")
+    assert written.stages["draw"].devices == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    assert written.stages["judge"].devices == ("cpu:0", "cpu:1")
+    assert simulate(problem, schedule_of(problem, written)).seconds == pytest.approx(choice.seconds)
 
 
 def test_on_cores_the_best_plan_says_how_many_processes_and_slots():

@@ -279,12 +279,10 @@ def test_a_full_disk_says_so_and_what_to_do(tmp_path, monkeypatch, whole):
             raise OSError(errno.ENOSPC, "No space left on device", str(self._path))
         return genuine(self, iteration, *rest)
 
-    with (
-        monkeypatch.context() as patched,
-        pytest.raises(EmbodiedError, match="No space left.*goes on with: beans resume"),
-    ):
-        patched.setattr(MetricsLog, "write", full)
+    monkeypatch.setattr(MetricsLog, "write", full)
+    with pytest.raises(EmbodiedError, match=r"No space left.*goes on with: beans resume"):
         carried_out(BeanWorkload(), tmp_path / "run")
+    monkeypatch.setattr(MetricsLog, "write", genuine)
     result = RunFolder(tmp_path / "run").read_result()
     assert result["status"] == "failed"
     assert "No space left" in result["reason"]

@@ -419,3 +419,14 @@ def test_the_mlps_imitation_is_masked_and_in_half_ranges():
     assert found.distance.item() == pytest.approx((0.5 + 0 + 0.5) / 3)
     assert found.accuracy.item() == pytest.approx(1 / 3)
     assert found.loss.requires_grad
+
+
+@pytest.mark.parametrize(("gripper", "opened"), [("open_is_positive", 1.0), ("open_is_negative", -1.0)])
+def test_a_fit_reads_the_gripper_in_the_numbers_that_its_policy_has(data, gripper, opened):
+    recipe = compose_sft("openvla_oft/tiny", [str(data)], [*TINY, f"policy.gripper={gripper}"])
+    policy = imitation._build(recipe, open_dataset(data), list(range(8)))
+    assert policy.statistics_key == SPEC.id
+    taken = torch.tensor([[[0.5, opened], [0.5, -opened]]])
+    wanted = policy.wanted(taken)
+    assert wanted[0, :, 1].tolist() == [1.0, -1.0]  # open, closed, whatever the environment calls them
+    assert policy.executed(wanted)[0, :, 1].tolist() == [opened, -opened]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
 import json
+import logging
 import os
 import shlex
 from pathlib import Path
@@ -13,6 +13,9 @@ from typing import Any
 
 from embodied.errors import RefusedInput
 from embodied.runs.files import replace
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +84,10 @@ def create_run_folder(
             "Choose another with run.root=FOLDER or run.folder=FOLDER."
         ) from None
     if exact is None:
-        with contextlib.suppress(OSError):  # a convenience; some file systems have no links, some folders one's own
+        try:
             _point_latest(path)
+        except OSError as error:  # some file systems have no links, some people a folder of that name
+            logger.warning("%s does not lead to this run: %s", path.parent / "latest", error.strerror or error)
     return RunFolder(path)
 
 

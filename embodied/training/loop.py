@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import shlex
 import time
@@ -34,6 +35,9 @@ from embodied.training.given import check_given, write_given
 from embodied.training.planning import beside_prediction, check_plan, find_plan, follow, keep_profile, load_plan
 from embodied.training.run import Collection, TrainingRun
 from embodied.training.workload import Outcome, Workload
+
+
+_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 
 
 def new_folder(workload: Workload) -> RunFolder:
@@ -182,9 +186,9 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
         with contextlib.suppress(OSError):  # a disk that is full must not hide why
             conclude("failed", str(error))
         raise
-    except BrokenPipeError:
-        raise  # whoever read our output is gone; no fault of the folder
     except OSError as error:
+        if error.errno not in _OF_DISKS:
+            raise  # of a connection, say, or of whoever read our output
         reason = (
             f"the run folder {folder.path} cannot be written: {error}. Free space; a run that has a checkpoint goes on "
             f"with: {workload.program} resume {shlex.quote(str(folder.path))}"

@@ -14,7 +14,6 @@ from typing import Any
 from embodied.errors import RefusedInput
 from embodied.runs.files import replace
 
-
 logger = logging.getLogger(__name__)
 
 

@@ -36,7 +36,6 @@ from embodied.training.planning import beside_prediction, check_plan, find_plan,
 from embodied.training.run import Collection, TrainingRun
 from embodied.training.workload import Outcome, Workload
 
-
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 
 

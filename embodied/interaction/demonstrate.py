@@ -269,6 +269,7 @@ def record(
                 return Recorded(folder, writer.kept, len(writer.entries), ())
             if writer.kept:
                 screen.say(f"{writer.kept} of {options.episodes} episodes are there already")
+            screen.count_from(writer.kept)
             recording = _Recording(env, writer, options, screen, novice)
             attempts = recording.run()
             return Recorded(folder, writer.kept, attempts, tuple(sorted(recording.unknown)))

@@ -389,6 +389,7 @@ def _loop(run: Fit, resumed: bool) -> str:
     try:
         if recipe.seeing.steps and progress.step == 0:
             run.look()
+        screen.count_from(progress.step)
         while (reason := run.over()) is None:
             metrics = run.advance()
             last = progress.step >= run.total

@@ -34,12 +34,12 @@ class RunProgress:
     log: file that everything said is appended to. total: what `update` counts up to, at most.
     """
 
-    def __init__(self, log: Path, *, total: int, unit: str, done: int = 0) -> None:
+    def __init__(self, log: Path, *, total: int, unit: str) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
         self._log = log.open("a")
         self._total, self._unit = total, unit
-        # the rate of the recent past: the start-up and one slow evaluation must not spoil the time left for long
-        self._recent = collections.deque([(time.monotonic(), done)], maxlen=_RATE_UPDATES)
+        # the rate of the recent past: one slow evaluation must not spoil the time left for long
+        self._recent = collections.deque([(time.monotonic(), 0)], maxlen=_RATE_UPDATES)
         self._last_line = 0.0
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -69,16 +69,24 @@ class RunProgress:
         self.console.print(text, markup=False)
         self._note(text)
 
+    def count_from(self, done: int) -> None:
+        """Work begins here, with `done` of it done before: neither that nor the start-up counts in the rate."""
+        self._recent.clear()
+        self._recent.append((time.monotonic(), done))
+
     def update(self, done: int, status: str) -> None:
         """`done` of the total; `status` is a few words on how it goes."""
         self._recent.append((time.monotonic(), done))
         (first, done_then), (last, _) = self._recent[0], self._recent[-1]
         rate = (done - done_then) / (last - first) if last > first else 0.0
         left = f"at most {spoken_time((self._total - done) / rate)} left" if rate > 0 else "time left unknown"
-        line = f"{done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s, {left}  {status}"
+        speed = f"{rate:,.0f}/s" if rate >= 1 or rate <= 0 else f"{spoken_time(1 / rate)} each"
+        line = f"{done:,} of {self._total:,} {self._unit}, {speed}, {left}  {status}"
         self._note(line)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, description=status, left=f"{rate:,.0f} {self._unit}/s, {left}")
+            self._bar.update(
+                self._task, completed=done, description=status, left=f"{done:,} {self._unit}, {speed}, {left}"
+            )
         elif time.monotonic() - self._last_line >= _LINE_SECONDS:
             self._last_line = time.monotonic()
             self.console.print(line, markup=False)

@@ -207,6 +207,7 @@ async def _loop(
     if not resumed:
         run.note(await run.evaluate())
         metrics_log.write(0, 0, run.seconds(), progress.last)
+    run.screen.count_from(progress.amount)
     end = run.over()
     while end is None:
         metrics: dict[str, float] = {}

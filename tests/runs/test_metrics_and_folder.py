@@ -72,6 +72,20 @@ def test_progress_without_a_terminal_prints_plain_lines_with_time_left(tmp_path,
     assert "half way" in (tmp_path / "log.txt").read_text()
 
 
+def test_the_rate_of_a_resumed_run_leaves_out_what_was_done_before_and_the_start_up(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("embodied.runs.progress.time.monotonic", lambda: now[0])
+    with RunProgress(tmp_path / "log.txt", total=1200, unit="steps") as progress:
+        now[0] = 60.0
+        progress.count_from(1000)
+        now[0] = 70.0
+        progress.update(1100, "")
+        now[0] = 430.0
+        progress.update(1130, "")
+    assert "1,100 of 1,200 steps, 10/s, at most 10 s left" in (tmp_path / "log.txt").read_text()
+    assert "1,130 of 1,200 steps, 3 s each, at most 3 min 19 s left" in (tmp_path / "log.txt").read_text()
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
 def test_times_are_spoken(seconds, text):
     assert spoken_time(seconds) == text

@@ -177,8 +177,10 @@ def _differences(runs: list[RunFolder]) -> list[tuple[str, list[str]]]:
 
 
 def _is_own(run: RunFolder, key: str, value: Any) -> bool:
-    """Whether a configuration entry is the run's own by nature: its seed, or a path into its folder."""
-    return key == "seed" or run.path.resolve().name in str(value)
+    """Whether a configuration entry is the run's own by nature: its seed, its folder, or a path into that."""
+    if key in ("seed", "run.folder"):
+        return True
+    return isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(run.path.resolve())
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

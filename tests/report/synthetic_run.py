@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +145,14 @@ def scene(step: int, env: int) -> np.ndarray:
     x = 20 + min(step, 18) * 78 // 18
     picture[y : y + 12, x : x + 12] = (40, 90, 200)
     return picture
+
+
+def edit_result(run: Path, **changes: object) -> None:
+    result = json.loads((run / RESULT).read_text())
+    (run / RESULT).write_text(json.dumps(result | changes))
+
+
+def text_of(page: str) -> str:
+    """The words a reader sees: no styles, scripts or tags, white space collapsed."""
+    page = re.sub(r"<(style|script)>.*?</\1>", " ", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import PROGRAM, visit
 from PIL import Image
-from synthetic_run import RECIPE, make_run, wilson
+from synthetic_run import RECIPE, edit_result, make_run, text_of, wilson
 
-from embodied.commands import report as command
-from embodied.errors import EXIT_DONE, RefusedInput
-from embodied.report import build_comparison, build_report, read_run, success_curve_png
+from embodied.errors import RefusedInput
+from embodied.report import build_report, read_run
 from embodied.report.charts import Line, line_chart, nice_scale
-from embodied.report.curve import common_grid
 from embodied.report.metrics import SIGNS, Series, find_sign, has_success, operation_times, phase_times, series, thinned
 from embodied.report.reader import METRICS, RESULT, Row
 from embodied.report.words import count, duration, number, percent
-
-needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium (apt-get install chromium)")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    return make_run(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture
-def bare(tmp_path) -> Path:
-    """A run folder of the test's own, without videos."""
-    return make_run(tmp_path, videos=False)
-
-
-def edit_result(run: Path, **changes: object) -> None:
-    result = json.loads((run / RESULT).read_text())
-    (run / RESULT).write_text(json.dumps(result | changes))
-
-
-def text_of(page: str) -> str:
-    """The words a reader sees: no styles, scripts or tags, white space collapsed."""
-    page = re.sub(r"<(style|script)>.*?</\1>", " ", page, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
 def test_headline_says_what_was_trained_and_that_the_goal_was_reached(finished):
@@ -300,136 +271,6 @@ def test_numbers_are_written_as_a_reader_would():
     assert [number(x) for x in (0, -0.01255, 123456789, float("nan"))] == ["0", "−0.01255", "1.23e+08", "not a number"]
 
 
-def test_comparison_shows_outcomes_what_differs_and_averages_only_what_differs_in_the_seed(tmp_path):
-    runs = [make_run(tmp_path, seed=seed, clip=0.3 if seed == 3 else 0.2, videos=False) for seed in (1, 2, 3)]
-    edit_result(runs[1], status="limit")
-    build_report(runs[0])
-    page = build_comparison(runs)
-    assert page == tmp_path / "runs" / RECIPE / "comparison.html"
-    text = text_of(page.read_text())
-    assert "2 of 3 reached their goal. Success after training: 97% on average." in text
-    assert f"{RECIPE}: mean and range of seeds 1, 2" in text
-    assert "seeds 1, 2, 3" not in text
-    assert re.search(r"algorithm\.clip\s+0\.2\s+0\.2\s+0\.3", text)
-    assert "gamma" not in text
-    assert 'href="2026-01-31_12-00-01/report.html"' in page.read_text()
-
-
-def test_comparison_of_one_run_is_refused(bare):
-    with pytest.raises(RefusedInput, match="at least two runs; got 1"):
-        build_comparison([bare])
-
-
-def test_success_curve_draws_the_evaluations_and_their_mean(tmp_path):
-    runs = [make_run(tmp_path, seed=seed, videos=False) for seed in (1, 2)]
-    one = np.asarray(Image.open(success_curve_png(runs[0], tmp_path / "one.png")).convert("RGB")).astype(int)
-    both = np.asarray(Image.open(success_curve_png(runs, tmp_path / "both.png")).convert("RGB")).astype(int)
-    for picture in (one, both):
-        blue = (picture[..., 2] - picture[..., 0]) > 150
-        columns = np.flatnonzero(blue.any(axis=0))
-        assert columns[-1] - columns[0] > 700  # a line across the picture
-        left, right = np.flatnonzero(blue[:, columns[5]]).mean(), np.flatnonzero(blue[:, columns[-5]]).mean()
-        assert left - right > 250  # that rises
-    (runs[0] / METRICS).write_text("")
-    with pytest.raises(RefusedInput, match="no evaluation to draw"):
-        success_curve_png(runs, tmp_path / "none.png")
-
-
-def test_mean_over_seeds_keeps_the_last_value_of_a_run_that_reached_its_goal_and_ends_with_any_other(tmp_path):
-    runs = [make_run(tmp_path, seed=seed, videos=False) for seed in (1, 2)]
-    lines = [Series("k", [0.0, 100.0], [0.0, 1.0]), Series("k", [0.0, 200.0], [0.0, 0.5])]
-    steps, values = common_grid([read_run(run) for run in runs], lines, points=5)
-    assert steps.tolist() == [0, 50, 100, 150, 200]
-    assert values.tolist() == [[0, 0.5, 1, 1, 1], [0, 0.125, 0.25, 0.375, 0.5]]
-    edit_result(runs[0], status="limit")
-    steps, values = common_grid([read_run(run) for run in runs], lines, points=3)
-    assert steps.tolist() == [0, 50, 100]
-
-
-def call(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["report", *arguments])
-    return command.run(parsed)
-
-
-def test_command_writes_reports_comparison_and_picture_and_says_where(tmp_path, capsys):
-    runs = [str(make_run(tmp_path, seed=seed, videos=False)) for seed in (1, 2)]
-    png = str(tmp_path / "curve.png")
-    assert call(*runs, "--png", png, "--output", str(tmp_path / "all.html")) == EXIT_DONE
-    printed = capsys.readouterr().out.splitlines()
-    written = [f"{runs[0]}/report.html", f"{runs[1]}/report.html", str(tmp_path / "all.html")]
-    assert printed == [*(f"report  {path}" for path in written), f"curve   {png}"]
-    assert all(Path(path).stat().st_size > 5000 for path in [*written, png])
-
-
-def test_command_refuses_what_it_cannot_write(bare, tmp_path):
-    with pytest.raises(RefusedInput, match="--output is for the comparison"):
-        call(str(bare), "--output", str(tmp_path / "x.html"))
-    with pytest.raises(RefusedInput, match="does not exist"):
-        call(str(bare), "--png", str(tmp_path / "missing" / "x.png"))
-
-
-def test_command_counts_a_run_once_however_often_it_is_named(bare, capsys):
-    latest = bare.parent / "latest"
-    latest.symlink_to(bare.name)
-    assert call(str(bare), str(latest)) == EXIT_DONE
-    assert capsys.readouterr().out == f"report  {latest}/report.html\n"
-
-
-@needs_browser
-def test_browser_shows_the_page_without_errors_and_without_asking_for_anything_else(finished, tmp_path):
-    seen = visit(build_report(finished), tmp_path)
-    assert seen.console == []
-    assert seen.resources == []
-    text = text_of(seen.dom)
-    for words in ("Goal reached", "Success went from 3.1%", "The bottleneck is rollout", "Learning health"):
-        assert words in text
-    # the check itself sees a fault and a request
-    broken = visit(finished / "report.html", tmp_path, script="fetch('https://example.invalid/x'); null.x")
-    assert any("TypeError" in line for line in broken.console)
-    assert broken.resources == ["https://example.invalid/x"]
-
-
-@needs_browser
-def test_browser_plays_both_videos_and_shows_readings_under_the_pointer(finished, tmp_path):
-    script = """
-    // a video that preloads holds back the load event until its first picture is decoded
-    const videos = [...document.querySelectorAll("video")];
-    videos.forEach((video) => { video.preload = "auto"; video.load(); });
-    addEventListener("load", () => {
-      const plot = document.querySelector(".plot"), box = plot.getBoundingClientRect();
-      const at = { clientX: box.right - 1, clientY: box.top + 5 };
-      plot.dispatchEvent(new PointerEvent("pointermove", at));
-      document.body.dataset.tip = plot.querySelector(".tip").textContent;
-      document.body.dataset.videos = videos.map((v) => `${v.videoWidth}x${v.videoHeight}`).join();
-      document.querySelector(".play-both").click();
-      document.body.dataset.playing = videos.map((v) => !v.paused).join();
-    });
-    """
-    seen = visit(build_report(finished), tmp_path, script=script)
-    # two by two cells of a 128 px picture, enlarged twice, between strips of 32 and 33 px
-    assert 'data-videos="512x642,512x642"' in seen.dom
-    assert 'data-playing="true,true"' in seen.dom
-    assert re.search(r'data-tip="at 492k stepsTraining \d+%Evaluation 97% \(89% – 99.1%\)"', seen.dom)
-
-
-@needs_browser
-def test_page_fits_a_phone(finished, tmp_path):
-    script = """
-    addEventListener("load", () => {
-      document.documentElement.style.width = "360px";  // narrower than a browser window may be
-      const inside = (e) => e.closest(".scroll, pre, svg, details:not([open])");
-      const wide = [...document.querySelectorAll("main *")]
-        .filter((e) => !inside(e) && e.getBoundingClientRect().right > 361)
-        .map((e) => e.tagName + "." + e.className);
-      document.body.dataset.wide = wide.join();
-    });
-    """
-    seen = visit(build_report(finished), tmp_path, script=script, width=500)
-    assert 'data-wide=""' in seen.dom
-
-
 def test_what_a_plan_predicted_is_no_phase(tmp_path):
     assert "predicted" not in [phase.name for phase in phase_times(read_run(make_run(tmp_path, videos=False)))]
 
@@ -444,13 +285,3 @@ def test_commands_are_quoted_and_a_run_from_python_says_so(tmp_path, monkeypatch
     page = build_report(run).read_text()
     assert "with its own problems and reward" in page
     assert "embodied eval" not in page
-
-
-def test_pages_of_several_runs_name_what_they_count(tmp_path):
-    runs = [make_run(tmp_path, seed=seed, videos=False) for seed in (1, 2)]
-    for run in runs:
-        text = (run / "config.yaml").read_text()
-        (run / "config.yaml").write_text(f"workload: reasoning\n{text}")
-    page = build_comparison(runs, tmp_path / "all.html").read_text()
-    assert "Responses a second" in page
-    assert "environment steps" not in page

@@ -34,6 +34,12 @@ def test_comparison_shows_outcomes_what_differs_and_averages_only_what_differs_i
     assert 'href="2026-01-31_12-00-01/report.html"' in page.read_text()
 
 
+def test_an_option_is_no_runs_own_for_having_the_folders_name_in_it(tmp_path):
+    runs = [make_run(tmp_path, seed=seed, clip=clip, videos=False) for seed, clip in ((1, 0.2), (2, 0.3))]
+    runs = [run.rename(run.with_name(name)) for run, name in zip(runs, ("2", "3"), strict=True)]
+    assert "mean and range of seeds" not in text_of(build_comparison(runs).read_text())
+
+
 def test_comparison_of_one_run_is_refused(bare):
     with pytest.raises(RefusedInput, match="at least two runs; got 1"):
         build_comparison([bare])

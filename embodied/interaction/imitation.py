@@ -30,6 +30,7 @@ from embodied.learner.learner import Learner
 from embodied.learner.sharding import recompute_activations
 from embodied.random import derive_seed, generator
 from embodied.runs.checkpoint import CheckpointStore
+from embodied.runs.files import anchored
 from embodied.runs.folder import RunFolder
 from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog
@@ -349,7 +350,8 @@ def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bo
     torch.set_num_threads(recipe.machine.threads)
     dataset, split = demonstrations(recipe)
     if not resume:
-        (folder.path / RECIPE_FILE).write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
+        values = anchored(recipe.as_dict(), ("data.folders", "policy.checkpoint"))
+        (folder.path / RECIPE_FILE).write_text(yaml.safe_dump(values, sort_keys=False))
     result = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
     lengths = dataset.lengths()
     total = recipe.learner.epochs * _steps_per_epoch(recipe, sum(lengths[index] for index in split[0]))

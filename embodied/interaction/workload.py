@@ -34,6 +34,7 @@ class EmbodiedWorkload(Workload):
 
     program: ClassVar[str] = "embodied"
     progress: ClassVar[type[Progress]] = Steps
+    places = ("policy.checkpoint",)
     # the code that stages run; what only commands and reports need changes no cost
     packages = (
         *(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from embodied.errors import RefusedInput
 
@@ -25,6 +28,32 @@ def replace(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def anchored(values: dict[str, Any], keys: Sequence[str], names: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """`values` with the paths of what is there made absolute, so that they mean the same wherever a run is resumed.
+
+    keys: dotted, of a path or of a sequence of them; what is none of this machine's (a hub id, None) stays.
+    names: that are never paths.
+    """
+
+    def one(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [one(each) for each in value]
+        if not isinstance(value, str) or not value or value in names:
+            return value
+        path = Path(value).expanduser()
+        return str(path.absolute()) if path.exists() else value
+
+    values = copy.deepcopy(values)
+    for key in keys:
+        *parents, last = key.split(".")
+        section: Any = values
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict) and last in section:
+            section[last] = one(section[last])
+    return values
 
 
 def require_writable(folder: Path, option: str) -> None:

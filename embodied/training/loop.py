@@ -20,6 +20,7 @@ import yaml
 from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
 from embodied.learner.update import Update
 from embodied.runs.checkpoint import CheckpointStore, verify
+from embodied.runs.files import anchored
 from embodied.runs.folder import RunFolder, create_run_folder
 from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog
@@ -86,7 +87,8 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
     torch.set_num_threads(recipe.cluster.threads)
     before = folder.read_result() if resume else None  # stands until it is known how far the run is
     if not resume:
-        folder.config.write_text(yaml.safe_dump(recipe.as_dict(), sort_keys=False))
+        values = anchored(recipe.as_dict(), workload.places, workload.names)
+        folder.config.write_text(yaml.safe_dump(values, sort_keys=False))
         write_given(folder.path, workload.given)
     result: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
     state = workload.progress()

@@ -43,12 +43,16 @@ class Workload(abc.ABC):
     """One recipe and what becomes of it.
 
     program: the command that trains it. progress: what its checkpoints remember. packages: folders of the code that its
-    stages run, whose change makes a measured profile void. given: names of what it has from Python beside its recipe.
+    stages run, whose change makes a measured profile void. places: keys of the recipe that hold paths, maybe
+    relative to where the command was. names: that are no paths there. given: names of what it has from Python beside
+    its recipe.
     """
 
     program: ClassVar[str]
     progress: ClassVar[type[Progress]]
     packages: tuple[Path, ...]
+    places: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[frozenset[str]] = frozenset()
     recipe: Recipe
     given: frozenset[str] = frozenset()
 

@@ -21,6 +21,7 @@ from embodied.training.progress import Progress
 from embodied.training.workload import Farewell, Outcome, Workload
 from reasoning.generation.engines import require_engine
 from reasoning.models.loading import check_model, without_progress_bars
+from reasoning.models.tiny import TINY
 from reasoning.problems.record import Problem
 from reasoning.rewards.reward import check_reward, try_functions
 from reasoning.training.admission import check_room, check_suited
@@ -38,6 +39,8 @@ class ReasoningWorkload(Workload):
 
     program: ClassVar[str] = "reasoning"
     progress: ClassVar[type[Progress]] = Responses
+    places = ("model.source", "model.reference", "critic.source", "problems.files", "evaluation.problems.files")
+    names = frozenset({TINY})
     # all of this package, and what it runs of the shared ones
     packages = (
         *(Path(embodied.__file__).parent / name for name in ("algorithms", "learner", "scheduler", "training")),

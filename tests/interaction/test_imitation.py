@@ -249,6 +249,15 @@ def test_a_fit_does_not_go_on_with_other_data(data, tmp_path):
         fit(load_sft_recipe(folder.path), folder, command="test", resume=True)
 
 
+def test_a_fit_to_data_beside_one_goes_on_from_anywhere(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data.parent)
+    _, folder = run_fit(tmp_path, "mlp", data.name, [*MLP, "learner.epochs=1"])
+    monkeypatch.chdir(tmp_path)
+    recipe = load_sft_recipe(folder.path)
+    assert recipe.data.folders == (str(data),)
+    fit(recipe, folder, command="test", resume=True)
+
+
 def test_episodes_that_should_have_no_steps_are_named(data, tmp_path):
     copy = shutil.copytree(data, tmp_path / "set")
     index = copy / "episodes.jsonl"

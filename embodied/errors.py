@@ -12,8 +12,6 @@ from collections.abc import Iterable
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells count it: 128 + SIGINT
-EXIT_TERMINATED = 143  # 128 + SIGTERM
 
 
 class EmbodiedError(Exception):

@@ -1,6 +1,6 @@
 """A program of verbs: finds the verb, runs it, and turns every known fault into one paragraph and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 refused input, 130 interrupted by Ctrl-C, 143 ended by SIGTERM.
+Exit codes: 0 done, 1 failed, 2 refused input, 130 interrupted by Ctrl-C, 143 ended by SIGTERM, 129 by SIGHUP.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 from embodied import __version__
 from embodied.errors import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
     AssetError,
     CheckpointError,
     EmbodiedError,
 )
-from embodied.system.termination import interruption, sigterm_as_interrupt, was_terminated
+from embodied.system.termination import exit_code, interruption, signals_as_interrupt
 
 
 def verbs_parser(package: str, verbs: Sequence[str], description: str, start_with: str) -> argparse.ArgumentParser:
@@ -58,7 +56,7 @@ def run_program(package: str, parse: Callable[[], argparse.Namespace]) -> int:
     # many small tensors: one thread is faster, and simulators need the other cores; set before torch is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     said = package
-    with sigterm_as_interrupt():
+    with signals_as_interrupt():
         try:
             check_shadowing()  # before any verb is imported: what it warns of would break the import
             args = parse()
@@ -71,7 +69,7 @@ def run_program(package: str, parse: Callable[[], argparse.Namespace]) -> int:
             return error.exit_code
         except KeyboardInterrupt:
             print(interruption(), file=sys.stderr)
-            return EXIT_TERMINATED if was_terminated() else EXIT_INTERRUPTED
+            return exit_code()
         except BrokenPipeError:
             # the reader of our output went away (`embodied recipes | head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -120,9 +120,9 @@ def receive_message(connection: Connection) -> Any:
 
 def main(connection_fd: int, lifeline_fd: int) -> None:
     """Entry point of the process."""
-    # Ctrl-C and a job manager's SIGTERM may reach the whole group; they are the parent's affair
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, a job manager's SIGTERM and a closed terminal reach the whole group; they are the parent's affair
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent(lifeline_fd)
     connection = Connection(connection_fd)
     setup = receive_message(connection)

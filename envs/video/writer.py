@@ -125,9 +125,9 @@ def _abandon(streams: list[Stream]) -> None:
 
 
 def main() -> None:
-    # the terminal's Ctrl-C and a job manager's SIGTERM are meant for the parent; its end is this process's signal
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, a job manager's SIGTERM and a closed terminal are meant for the parent; its end is this process's signal
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     memory, places, acks = (int(argument) for argument in sys.argv[1:4])
     try:
         serve(RingReader(memory, places, acks), fps=float(sys.argv[4]))

@@ -1,6 +1,6 @@
 """`reasoning VERB ...`: the language side of the platform on the command line.
 
-Exit codes: 0 done, 1 failed, 2 refused input, 130 interrupted by Ctrl-C, 143 ended by SIGTERM.
+Exit codes: 0 done, 1 failed, 2 refused input, 130 interrupted by Ctrl-C, 143 ended by SIGTERM, 129 by SIGHUP.
 """
 
 from __future__ import annotations

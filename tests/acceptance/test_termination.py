@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embodied.system.termination import interruption, sigterm_as_interrupt, sigterm_kept, was_terminated
+from embodied.system.termination import exit_code, interruption, signals_as_interrupt, sigterm_kept
 
 pytestmark = pytest.mark.alone
 
@@ -38,12 +39,16 @@ def start(folder: Path, *overrides: str, before: Callable[[], None] | None = Non
         start_new_session=True,
         preexec_fn=before,
     )
+    wait_for(folder / "checkpoints" / "step_1", process)
+    return process
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
     end = time.monotonic() + 500
-    while not (folder / "checkpoints" / "step_1").exists():
+    while not path.exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)
-    return process
 
 
 def assert_ended_in_order(process: subprocess.Popen, folder: Path, children: list[psutil.Process]) -> None:
@@ -73,6 +78,26 @@ def test_sigterm_to_the_whole_group_ends_a_run_in_order_even_in_the_background(t
     assert shared_memory() - before == set()
 
 
+def test_a_run_whose_terminal_is_closed_ends_in_order(tmp_path):
+    folder, (ours, theirs) = tmp_path / "run", pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *command("train", *RECIPE, "env.processes=1", f"run.folder={folder}")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    wait_for(folder / "checkpoints" / "step_1", process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    os.close(ours)  # the kernel tells the terminal's foreground processes
+    assert process.wait(120) == 129
+    _, left = psutil.wait_procs(children, timeout=15)
+    assert left == []
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("interrupted", "ended by SIGHUP")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_under_ray_ends_in_order_and_goes_on(tmp_path):
@@ -90,7 +115,7 @@ def test_a_run_under_ray_ends_in_order_and_goes_on(tmp_path):
 
 
 def end_oneself() -> None:
-    with sigterm_as_interrupt():
+    with signals_as_interrupt():
         with sigterm_kept():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as a library does
         os.kill(os.getpid(), signal.SIGTERM)
@@ -104,10 +129,10 @@ def test_sigterm_interrupts_also_where_ctrl_c_is_ignored_and_leaves_its_handler_
             end_oneself()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        assert was_terminated()
+        assert exit_code() == 143
         assert interruption() == "ended by SIGTERM"
     finally:
         signal.signal(signal.SIGINT, ctrl_c)
     assert signal.getsignal(signal.SIGTERM) is term
-    with sigterm_as_interrupt():
-        assert interruption() == "interrupted by the user"
+    with signals_as_interrupt():
+        assert (interruption(), exit_code()) == ("interrupted by the user", 130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -11,6 +12,10 @@ import yaml
 from embodied.commands.common import add_verb
 from embodied.errors import EXIT_DONE, EXIT_REFUSED, RefusedInput
 
+COLUMNS = ("prompt", "answer", "answer_form", "wrong_choices")
+OF_FILES = ("split", *COLUMNS)
+OF_FAMILIES = ("size", "family_options", "data_seed")
+FAMILY_SIZE = 1000
 _SHOWN = 10
 
 
@@ -33,38 +38,52 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--max-prompt-tokens", type=int, help="count prompts that are longer")
 
 
-def add_data_arguments(parser: argparse.ArgumentParser, *, data_required: bool = True) -> None:
+def add_data_arguments(
+    parser: argparse.ArgumentParser, *, data_required: bool = True, family_size: int = FAMILY_SIZE
+) -> None:
     """Which problems, and where their columns are."""
     described = "a JSONL, Parquet or CSV file, a folder of them, hub:OWNER/NAME, or family:NAME"
     parser.add_argument("data", nargs=None if data_required else "?", help=described)
-    parser.add_argument("--split", default="", help="of a folder: only files with this word in their name")
-    parser.add_argument("--prompt", default="prompt", help="the column with the question (default: prompt)")
-    parser.add_argument("--answer", default="answer", help="the column with the answer or answers (default: answer)")
-    parser.add_argument("--answer-form", default="plain", choices=("plain", "boxed", "after_hashes"))
-    parser.add_argument("--wrong-choices", nargs="+", default=[], metavar="COLUMN", help="of multiple-choice questions")
-    parser.add_argument("--size", type=int, default=1000, help="problems of a family (default 1000)")
+    parser.add_argument("--split", help="of a folder: only files with this word in their name")
+    parser.add_argument("--prompt", help="the column with the question (default: prompt)")
+    parser.add_argument("--answer", help="the column with the answer or answers (default: answer)")
+    parser.add_argument(
+        "--answer-form", choices=("plain", "boxed", "after_hashes"), help="how it is written (default: plain)"
+    )
+    parser.add_argument("--wrong-choices", nargs="+", metavar="COLUMN", help="of multiple-choice questions")
+    parser.add_argument("--size", type=int, help=f"problems of a family (default {family_size})")
     described = "options of a family, e.g. terms=[3,3] largest=20"
-    parser.add_argument("--family-options", nargs="+", default=[], metavar="KEY=VALUE", help=described)
-    parser.add_argument("--data-seed", type=int, default=0, help="which problems of a family")
+    parser.add_argument("--family-options", nargs="+", metavar="KEY=VALUE", help=described)
+    parser.add_argument("--data-seed", type=int, help="which problems of a family (default 0)")
     parser.add_argument("--limit", type=int, help="only the first so many")
 
 
-def problems_config(args: argparse.Namespace, **changes: Any) -> Any:
-    """The ProblemsConfig that the arguments mean."""
+def refuse_without_effect(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise RefusedInput if any of the options on problems `names` was typed; `why` it would be ignored."""
+    typed = [name for name in names if getattr(args, name) is not None]
+    if typed:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        raise RefusedInput(f"{options} would have no effect: {why}")
+
+
+def problems_config(args: argparse.Namespace, *, family_size: int = FAMILY_SIZE, **changes: Any) -> Any:
+    """The ProblemsConfig that the arguments mean. family_size: of a family, where `--size` was not typed."""
     from embodied.config import parse
     from reasoning.problems import ProblemsConfig
 
-    values: dict[str, Any] = {"limit": args.limit, **changes}
+    def typed(**names: str) -> dict[str, Any]:
+        return {key: getattr(args, name) for key, name in names.items() if getattr(args, name) is not None}
+
+    values: dict[str, Any] = {"limit": args.limit}
     if args.data.startswith("family:"):
-        values |= {"family": args.data.removeprefix("family:"), "size": args.size, "seed": args.data_seed}
-        values["family_options"] = dict(map(_key_value, args.family_options))
+        refuse_without_effect(args, OF_FILES, f"{args.data} is a family, whose problems are made and in no columns")
+        values |= {"family": args.data.removeprefix("family:"), "size": family_size}
+        values |= typed(size="size", seed="data_seed")
+        values["family_options"] = dict(map(_key_value, args.family_options or ()))
     else:
-        columns = {"prompt": args.prompt, "answer": args.answer, "answer_form": args.answer_form}
-        columns["wrong_choices"] = args.wrong_choices
-        values |= {"files": [args.data], "split": args.split, "columns": columns}
-        if args.family_options:
-            raise RefusedInput(f"--family-options are for data family:NAME; {args.data} has none")
-    return parse(ProblemsConfig, values)
+        refuse_without_effect(args, OF_FAMILIES, f"they are for data family:NAME, and {args.data} is none")
+        values |= {"files": [args.data], "columns": typed(**{name: name for name in COLUMNS}), **typed(split="split")}
+    return parse(ProblemsConfig, values | changes)
 
 
 def _key_value(text: str) -> tuple[str, Any]:

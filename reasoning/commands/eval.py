@@ -13,7 +13,14 @@ from typing import Any
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, CheckpointError, ConfigurationError, RefusedInput, suggest
 from embodied.runs.files import require_writable, untaken
-from reasoning.commands.data import add_data_arguments, problems_config
+from reasoning.commands.data import (
+    COLUMNS,
+    OF_FAMILIES,
+    OF_FILES,
+    add_data_arguments,
+    problems_config,
+    refuse_without_effect,
+)
 
 _PACKAGES = ("torch", "transformers", "math-verify", "reasoning-gym")
 
@@ -91,6 +98,9 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args, protocol, tokenizer, trained.prompt if trained and not protocol else None)
     prompter = Prompter(tokenizer, prompt)
     if trained and args.data is None and protocol is None:
+        refuse_without_effect(
+            args, (*OF_FILES, *OF_FAMILIES), f"without problems of yours those held out from {args.model} are asked"
+        )
         problems, data = list(trained.held_out)[: args.limit], {}
         said = f"{len(problems)} of {len(trained.held_out)} held-out problems of the run"
     else:
@@ -245,9 +255,11 @@ def _data(args: argparse.Namespace, protocol: Any) -> Any:
     from reasoning.problems import ProblemsConfig
 
     local = args.data is not None
+    ignored = (*COLUMNS, *OF_FAMILIES) if local else (*OF_FILES, *OF_FAMILIES)
+    refuse_without_effect(args, ignored, f"--protocol {args.protocol} says what is read")
     return ProblemsConfig(
         files=(args.data if local else protocol.data,),
-        split=args.split if local else protocol.split,
+        split=(args.split or "") if local else protocol.split,
         columns=protocol.columns,
         limit=args.limit,
     )

@@ -11,7 +11,15 @@ from typing import Any
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, RefusedInput
 from embodied.runs.files import require_writable
-from reasoning.commands.data import add_data_arguments, problems_config
+from reasoning.commands.data import (
+    OF_FAMILIES,
+    OF_FILES,
+    add_data_arguments,
+    problems_config,
+    refuse_without_effect,
+)
+
+_FAMILY_SIZE = 20_000
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,8 +35,7 @@ def add_parser(subparsers: Any) -> None:
         ],
     )
     parser.add_argument("model", help="a model's folder, a hub id, or `tiny`: a fresh one of 1.3 million parameters")
-    add_data_arguments(parser)
-    parser.set_defaults(size=20000)
+    add_data_arguments(parser, family_size=_FAMILY_SIZE)
     parser.add_argument("--solution", help="the column with the worked solution")
     parser.add_argument("--held-out", help="problems to test on; of a family, others of the same one are taken")
     parser.add_argument("--held-out-size", type=int, default=200, help="how many of them (default 200)")
@@ -88,12 +95,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _problems(args: argparse.Namespace, load: Any) -> tuple[list[Any], list[Any]]:
     """Problems to fit to, and others to test on."""
-    options = problems_config(args)
+    options = problems_config(args, family_size=_FAMILY_SIZE)
+    if options.family is not None:
+        refuse_without_effect(args, ("solution",), f"{args.data} is a family, which has solutions of its own or none")
     if args.solution is not None:
         options = dataclasses.replace(options, columns=dataclasses.replace(options.columns, solution=args.solution))
     training = load(options).problems
     if args.held_out is not None:
-        other = argparse.Namespace(**{**vars(args), "data": args.held_out, "limit": args.held_out_size})
+        # options on problems of one kind are those to fit to, where the held-out ones are of the other
+        others_own = OF_FILES if args.held_out.startswith("family:") else OF_FAMILIES
+        kept = {name: None if name in others_own else value for name, value in vars(args).items()}
+        other = argparse.Namespace(**{**kept, "data": args.held_out, "limit": args.held_out_size})
         held_out = load(problems_config(other)).problems
     elif options.family is not None:
         # more than are wanted, since some may be among the training problems

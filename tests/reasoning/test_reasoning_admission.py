@@ -114,7 +114,7 @@ def test_a_run_whose_problems_are_gone_is_refused_and_left_as_it_is(model, here,
     (here / "sums.jsonl").unlink()
     result = (here / "run" / "result.json").read_text()
     assert main(["resume", "run"]) == 2
-    assert "no file or folder sums.jsonl" in capsys.readouterr().err
+    assert f"no file or folder {here / 'sums.jsonl'}" in capsys.readouterr().err
     assert (here / "run" / "result.json").read_text() == result
     checkpoint = next((here / "run" / "checkpoints").glob("step_*"))
     before = set(checkpoint.rglob("*"))
@@ -168,7 +168,8 @@ def test_a_damaged_run_is_refused_and_left_as_it_is(model, here, capsys):
         (["--reward", "multiple_choice"], "not the letter"),
         (["--reward", "nope:f"], "cannot be imported"),
         (["--reward", "overlong"], "must be one that looks at the answer"),
-        (["--family-options", "largest=3"], "--family-options are for"),
+        (["--family-options", "largest=3", "--size", "5"], "--size, --family-options would have no effect"),
+        (["--protocol", "gsm8k", "--prompt", "text"], "--prompt would have no effect: --protocol gsm8k says"),
     ],
     ids=str,
 )
@@ -197,6 +198,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_model_is_loaded(mo
         (["--held-out-size", "0"], "--held-out-size is 0"),
         (["--until", "nan"], "until is nan"),
         (["--family-options", "largest=["], "cannot be read"),
+        (["--solution", "worked", "--split", "train"], "--split would have no effect: family:arithmetic is a family"),
+        (["--solution", "worked"], "--solution would have no effect"),
     ],
     ids=str,
 )
@@ -206,6 +209,21 @@ def test_a_fit_is_refused_before_it_begins(here, words, said, capsys):
     assert main(["sft", "tiny", "family:arithmetic", "--size", "20", *out, *words]) == 2
     assert said in capsys.readouterr().err
     assert set(here.rglob("*")) == before
+
+
+def test_problems_of_a_file_can_be_tested_on_those_of_a_family(here):
+    from embodied.commands.program import parse_words
+    from reasoning.commands.main import build_parser
+    from reasoning.commands.sft import _problems
+    from reasoning.problems import load_problems
+
+    words = ["sft", "tiny", "sums.jsonl", "--prompt", "prompt", "--held-out", "family:arithmetic", "--size", "5"]
+    args = parse_words(build_parser(), [*words, "--until", "0.5", "--held-out-size", "3", "--out", "fitted"])
+    with pytest.raises(RefusedInput, match="--size would have no effect"):
+        _problems(args, load_problems)
+    args.size = None
+    training, held_out = _problems(args, load_problems)
+    assert (len(training) > 0, len(held_out)) == (True, 3)
 
 
 def test_a_fit_that_has_only_seen_problems_to_be_tested_on_is_refused(here, capsys):

@@ -65,6 +65,8 @@ def test_train_eval_resume_by_command(model, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "held-out problems:" in shown
     assert f"reasoning eval {folder}" in shown
+    assert main(["eval", str(folder), "--size", "5"]) == 2
+    assert "--size would have no effect: without problems of yours" in capsys.readouterr().err
     assert main(["eval", str(folder), "--attempts", "2", "--temperature", "1"]) == 0
     assert "pass@2" in capsys.readouterr().out
     results = json.loads((folder / "evaluation" / "results.json").read_text())

@@ -10,6 +10,18 @@ from embodied.commands.common import add_verb, env_overrides, relative, require_
 from embodied.errors import EXIT_DONE, RefusedInput, SimulatorError
 
 _ENVIRONMENTS = 16
+# options of a recording and their defaults
+_RECORDING: dict[str, Any] = {
+    "episodes": 50,
+    "out": None,
+    "noise": 0.0,
+    "wander": 0,
+    "policy": "",
+    "policy_steps": None,
+    "keep": "successes",
+    "seed": 0,
+    "preview": 4,
+}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,28 +40,39 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("env", help="environment id, or the folder of a dataset to copy (with --lerobot)")
     parser.add_argument("overrides", nargs="*", metavar="env.key=value", help="options of the environment")
-    parser.add_argument("-n", "--episodes", type=int, default=50, help="how many to keep (default 50)")
+    parser.add_argument(
+        "-n", "--episodes", type=int, default=_RECORDING["episodes"], help="how many to keep (default 50)"
+    )
     parser.add_argument(
         "--out", type=Path, help="dataset folder; the default is data/ENV; goes on with one begun there"
     )
     parser.add_argument(
-        "--noise", type=float, default=0.0, help="disturb the expert's motions; labels stay clean (e.g. 0.2; default 0)"
+        "--noise",
+        type=float,
+        default=_RECORDING["noise"],
+        help="disturb the expert's motions; labels stay clean (e.g. 0.2; default 0)",
     )
     parser.add_argument(
         "--wander",
         type=int,
-        default=0,
+        default=_RECORDING["wander"],
         help="begin with up to so many steps in a drawn direction, so that a policy has to look (e.g. 6; default 0)",
     )
     parser.add_argument(
-        "--policy", default="", help="let this policy play the first steps of attempts; the expert labels them (DAgger)"
+        "--policy",
+        default=_RECORDING["policy"],
+        help="let this policy play the first steps of attempts; the expert labels them (DAgger)",
     )
     parser.add_argument(
         "--policy-steps", type=int, metavar="N", help="up to how many steps it plays (default: half an episode)"
     )
-    parser.add_argument("--keep", choices=("successes", "all"), default="successes", help="which attempts to keep")
-    parser.add_argument("--seed", type=int, default=0, help="of worlds and noise (default 0)")
-    parser.add_argument("--preview", type=int, default=4, help="episodes in the preview video (default 4; 0: none)")
+    parser.add_argument(
+        "--keep", choices=("successes", "all"), default=_RECORDING["keep"], help="which attempts to keep"
+    )
+    parser.add_argument("--seed", type=int, default=_RECORDING["seed"], help="of worlds and noise (default 0)")
+    parser.add_argument(
+        "--preview", type=int, default=_RECORDING["preview"], help="episodes in the preview video (default 4; 0: none)"
+    )
     parser.add_argument("--lerobot", type=Path, metavar="FOLDER", help="also write a copy in LeRobot's format 3.0")
     parser.add_argument(
         "--lerobot-pictures", choices=("image", "video"), default="image", help="lossless images or small videos there"
@@ -60,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """Record, film a preview, export, and say what to do next."""
     from embodied.config import parse
     from embodied.datasets import open_dataset, require_same_origin
-    from embodied.datasets.lerobot_export import Pictures, export_lerobot
+    from embodied.datasets.lerobot_export import Pictures, export_lerobot, require_free
     from embodied.interaction.demonstrate import (
         DemonstrationConfig,
         film_demonstrations,
@@ -82,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         require_fit(find_policy(options.policy), config)
     folder = args.out or Path("data") / args.env.replace("/", "_").replace(":", "_")
     require_own_dataset(folder, args.env)
+    if args.lerobot is not None:
+        require_free(args.lerobot)  # not only after minutes of recording
     if args.preview < 0:
         raise RefusedInput(f"--preview is {args.preview}; expected 0 (no video) or how many episodes it shows")
     # how many environments play at once, and where, does not change what is recorded
@@ -119,8 +144,10 @@ def _copy(args: argparse.Namespace) -> int:
 
     if args.lerobot is None:
         raise RefusedInput(f"{args.env} is a folder; copy its dataset with --lerobot FOLDER, or name an environment")
-    if args.overrides:
-        raise RefusedInput(f"{args.env} is copied as it is; leave {' '.join(args.overrides)} out")
+    typed = [name for name, default in _RECORDING.items() if getattr(args, name) != default]
+    options = [*args.overrides, *(f"--{name.replace('_', '-')}" for name in typed)]
+    if options:
+        raise RefusedInput(f"{args.env} is a folder, which is copied as it is; leave {', '.join(options)} out")
     export_lerobot(open_dataset(args.env), args.lerobot, Pictures(args.lerobot_pictures))
     print(f"LeRobot copy: {relative(args.lerobot)}")
     return EXIT_DONE

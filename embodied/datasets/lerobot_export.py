@@ -41,13 +41,18 @@ class Pictures(enum.Enum):
     VIDEO = "video"
 
 
+def require_free(folder: Path) -> None:
+    """Raise RefusedInput where a copy could not be put into `folder`, because there is something already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RefusedInput(f"{folder} is not empty; name a new folder for the LeRobot copy.")
+
+
 def export_lerobot(dataset: EpisodeDataset, folder: Path, pictures: Pictures = Pictures.IMAGE) -> None:
     """Write `dataset` to `folder`, which must be new or empty; it appears when it is complete.
 
     Raises RefusedInput where there is something already, CheckpointError where it cannot be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RefusedInput(f"{folder} is not empty; name a new folder for the LeRobot copy.")
+    require_free(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -240,6 +240,7 @@ def test_from_demonstrations_to_an_evaluated_policy_on_the_command_line(tmp_path
         (["demos", "gym/CartPole-v1"], "no scripted expert"),
         (["demos", "maniskill/PushCube-v1", "-n", "0"], "episodes is 0"),
         (["demos", "maniskill/PushCube-v1", "--noise", "2"], "noise is 2"),
+        (["demos", "maniskill/PushCube-v1", "--lerobot", "taken"], "taken is not empty"),
         (["sft", "mlp"], "name a policy and a dataset folder"),
         (["sft", "mlp", "nowhere", "run.root=runs"], "there is no dataset folder nowhere"),
         (["sft", "--resume", "nowhere"], "no run of `embodied sft`"),
@@ -247,6 +248,8 @@ def test_from_demonstrations_to_an_evaluated_policy_on_the_command_line(tmp_path
 )
 def test_refusals_name_the_reason_and_exit_with_2(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "of_mine").write_text("")
     assert main(words) == 2
     assert said in capsys.readouterr().err
 

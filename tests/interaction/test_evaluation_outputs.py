@@ -115,6 +115,9 @@ def test_the_command_records_a_dataset_and_goes_on_with_it(saved, evaluated, tmp
     assert "holds another recording" in said.err
     assert "episodes of" not in said.out  # before anything is played
     assert main(["demos", "data"]) == 2
+    capsys.readouterr()
+    assert main(["demos", "data", "--lerobot", "lerobot", "-n", "3", "--keep", "all"]) == 2
+    assert "leave --episodes, --keep out" in capsys.readouterr().err
     assert main(["demos", "data", "--lerobot", "lerobot"]) == 0
     for ours, theirs in zip(dataset, open_dataset(tmp_path / "lerobot"), strict=True):
         assert torch.equal(ours.labels, theirs.labels)

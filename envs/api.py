@@ -107,6 +107,8 @@ class EnvConfig:
     start_seconds, step_seconds: deadlines for starting a simulator process and for one chunk.
     straggler_seconds: go on without a simulator process that has not finished a chunk after so long while at least half
         have; its running episodes are lost. None waits for all, to step_seconds.
+    growth_gib: start a simulator process anew once its memory has grown by so many GiB since its first chunks (many
+        simulators and renderers leak); its episodes go on where they were. None never does.
     """
 
     id: str
@@ -120,6 +122,7 @@ class EnvConfig:
     start_seconds: float = 300.0
     step_seconds: float = 120.0
     straggler_seconds: float | None = None
+    growth_gib: float | None = 2.0
 
     @property
     def longest_episode(self) -> int | None:
@@ -314,6 +317,11 @@ class VectorEnv(abc.ABC):
     @abc.abstractmethod
     def render(self, rows: Sequence[int]) -> torch.Tensor:
         """uint8 [R, H, W, 3] pictures for people (not the policy's cameras) of the given environments."""
+
+    def recycle(self) -> int:
+        """Between chunks: start those simulator processes anew that have grown by `config.growth_gib`; their episodes
+        go on where they were. Returns how many; 0 where simulators have no processes of their own."""
+        return 0
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:

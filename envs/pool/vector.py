@@ -51,6 +51,7 @@ class PoolVectorEnv(ProcessHost):
     Attributes:
         restarts: how many processes died or hung and were replaced.
         left_behind: how often a process was left behind.
+        recycled: how many processes were started anew because they had grown.
         pace: what is usual for a chunk, and how often it took much longer.
     """
 
@@ -62,7 +63,8 @@ class PoolVectorEnv(ProcessHost):
     ) -> None:
         super().__init__(make_batch, config, on_progress)
         count = len(self._cores)
-        self.restarts = self.left_behind = 0
+        self.restarts = self.left_behind = self.recycled = 0
+        self._first_bytes: dict[int, int] = {}  # of a process by its pid, when it was first looked at
         self._control = self._shared.control
         self._number = 0
         self._in_flight: dict[int, Operation] = {}
@@ -272,6 +274,51 @@ class PoolVectorEnv(ProcessHost):
         for part in self._parts_in(slot):
             away[part.start : part.stop] = self._left[part.process, slot]
         return away[self.rows(slot)]
+
+    # ---------------------------------------------------------------- replacing a grown process
+
+    def recycle(self) -> int:
+        self._require_idle("recycle")
+        grown = self._grown() if all(slot.started for slot in self._slots) else {}
+        for index, growth in grown.items():
+            logger.warning(
+                "%s has grown by %.1f GiB and is started anew; its episodes go on.", self._name(index), growth
+            )
+            try:
+                self._start_anew(index)
+            except (SimulatorError, DeadlineExceeded) as error:
+                self._replace(self._shared.processes[index], f"could not be started anew: {error}")
+            self.recycled += 1
+        return len(grown)
+
+    def _start_anew(self, index: int) -> None:
+        """Another process in the place of one that is sound, which goes on with its episodes."""
+        (states,) = self._ask([index], [("save",)], self.config.step_seconds)
+        for part in self._parts_of(index):
+            slot = self._slots[part.slot]
+            rows = slice(part.start - part.slot * self.slot_size, part.stop - part.slot * self.slot_size)
+            states[part.slot]["finished"] &= ~slot.lost[rows]
+            slot.memory.assignments[rows] = slot.current[rows]
+        self._shared.processes[index].kill()
+        self._shared.processes[index] = self._start_process(index)
+        self._await_start([index])
+        self._pollers = [self._make_poller(slot) for slot in range(self.slots)]
+        self._left[index] = False
+        self._load_processes([index], [states])
+
+    def _grown(self) -> dict[int, float]:
+        """GiB by which processes have grown, of those that have grown too much."""
+        if self.config.growth_gib is None:
+            return {}
+        grown = {}
+        for process in self._shared.processes:
+            if process.has_ended():
+                continue  # whoever asks it next replaces it
+            used = process.own_bytes()
+            growth = (used - self._first_bytes.setdefault(process.pid, used)) / 2**30
+            if growth > self.config.growth_gib:
+                grown[process.index] = growth
+        return grown
 
     # ---------------------------------------------------------------- replacing a dead process
 

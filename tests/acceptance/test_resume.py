@@ -62,7 +62,7 @@ def logged(folder: Path) -> list[dict]:
     records = read_metrics(folder / "metrics.jsonl")
     for record in records:
         record.pop("seconds")
-        record["metrics"] = {k: v for k, v in record["metrics"].items() if not k.startswith("time/")}
+        record["metrics"] = {k: v for k, v in record["metrics"].items() if not k.startswith(("time/", "host/"))}
     return records
 
 

@@ -17,11 +17,13 @@ from envs.api import ActionSpec, Assignments, Bounds, CameraSpec, EnvConfig, Env
 from envs.batch import BatchEnv, BatchStep
 
 SEGFAULT, HANG, NAN_REWARD, RAISE, NAN_STATE, KILL, NAP = 1000.0, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0, 7000.0
+STAY, LEAK = 8000.0, 9000.0
+_LEAKED: list[bytes] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-    """How the scripted world differs from a sound one."""
+    """How the scripted world differs from a sound one. gate: the file that STAY waits for."""
 
     episode_steps: int = 20
     images: bool = False
@@ -31,6 +33,7 @@ class Habits:
     state_dtype: torch.dtype = torch.float32
     touches_neighbours: bool = False
     start_fault: str = ""
+    gate: str = ""
 
 
 class ScriptedBatch(BatchEnv):
@@ -68,7 +71,7 @@ class ScriptedBatch(BatchEnv):
 
     def step(self, actions: torch.Tensor, active: torch.Tensor) -> BatchStep:
         for code in actions[active, 0].tolist():
-            _misbehave(code)
+            _misbehave(code, self.habits.gate)
         # environments that are not active go on too: nobody may look at what they do
         self.count = self.count + 1
         self.past = self.past + 0.5
@@ -108,7 +111,7 @@ def config(num_envs: int = 4, **options: object) -> EnvConfig:
     return EnvConfig(id="test/scripted", num_envs=num_envs, **options)
 
 
-def _misbehave(code: float) -> None:
+def _misbehave(code: float, gate: str) -> None:
     if code == SEGFAULT:
         os.kill(os.getpid(), signal.SIGSEGV)
     if code == KILL:
@@ -117,6 +120,10 @@ def _misbehave(code: float) -> None:
         time.sleep(1000)
     if code == NAP:
         time.sleep(1.5)
+    while code == STAY and not os.path.exists(gate):
+        time.sleep(0.01)
+    if code == LEAK:
+        _LEAKED.append(b"1" * (150 << 20))
     if code == RAISE:
         raise ValueError("the scripted world refuses")
 

@@ -48,7 +48,7 @@ def trained(tmp_path, *overrides):
 
 def numbers(folder):
     return [
-        {name: value for name, value in record["metrics"].items() if not name.startswith("time/")}
+        {name: value for name, value in record["metrics"].items() if not name.startswith(("time/", "host/"))}
         for record in read_metrics(folder.metrics)
     ]
 

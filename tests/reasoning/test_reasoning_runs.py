@@ -14,6 +14,7 @@ from embodied.errors import ConfigurationError
 from embodied.scheduler import Route, launcher
 from embodied.scheduler.lease import Leases
 from embodied.scheduler.plan import StagePlan, fit_memory
+from embodied.training.run import TrainingRun
 from reasoning.training.flow import reasoning_flow
 from reasoning.training.generate_worker import GenerateWorker
 from reasoning.training.problems import gather
@@ -34,7 +35,7 @@ def same(a, b):
 
 
 def without_times(metrics):
-    return [{k: v for k, v in m.items() if not k.startswith("time/") and "per_second" not in k} for m in metrics]
+    return [{k: v for k, v in m.items() if not k.startswith(("time/", "host/")) and "per_second" not in k} for m in metrics]
 
 
 def test_a_run_learns_and_leaves_everything_behind(model, tmp_path):
@@ -65,9 +66,10 @@ def test_a_run_learns_and_leaves_everything_behind(model, tmp_path):
     [
         pytest.param({}, marks=pytest.mark.slow),
         {"algorithm": PPO},
+        {"algorithm": PPO, "cluster": {"launcher": "inline", "memory_mib": 0.8}},
         pytest.param({"algorithm": PARTIAL, "rollout": {"extra_prompts": 2, "slots": 4}}, marks=pytest.mark.slow),
     ],
-    ids=["grpo", "ppo with critic and reference", "responses that go on after an update"],
+    ids=["grpo", "ppo with critic and reference", "stages that take turns", "responses that go on after an update"],
 )
 def test_a_resumed_run_has_the_same_bits_as_one_that_never_stopped(model, tmp_path, changes):
     recipe = small_recipe(model, goal={"responses": 64}, **changes)
@@ -78,6 +80,8 @@ def test_a_resumed_run_has_the_same_bits_as_one_that_never_stopped(model, tmp_pa
     resumed = run_small(load_run_recipe(tmp_path / "stopped"), tmp_path / "stopped", resume=True)
     assert same(weights_of(whole), weights_of(resumed))
     assert without_times(metrics_of(tmp_path / "whole")) == without_times(metrics_of(tmp_path / "stopped"))
+    swapped = (tmp_path / "stopped" / "log.txt").read_text().count("leave their device between turns")
+    assert swapped == (2 if "cluster" in changes else 0)
 
 
 @pytest.mark.slow
@@ -195,6 +199,26 @@ def test_what_is_loaded_at_once_stays_within_the_memory_given(model, tmp_path, m
     assert {"critic", "learner", "generate", "reference"} <= {name for stages, _ in loaded for name in stages}
     for stages, there in loaded[1:]:  # before the first turn everything was just built
         assert sum(sizes[name] for name in there) <= 0.8 * 2**20, (stages, there)
+
+
+def test_a_checkpoint_leaves_no_more_on_a_device_than_it_may_hold(model, tmp_path, monkeypatch):
+    found: list[tuple[frozenset[str], dict[str, int]]] = []
+    genuine = TrainingRun.save
+
+    async def watched(self):
+        made = await genuine(self)
+        held = {name: sum(await group.call("memory")) for name, group in self.system.groups.items()}
+        found.append((self.system.leases.away, held))
+        return made
+
+    monkeypatch.setattr(TrainingRun, "save", watched)
+    memory = {"launcher": "inline", "memory_mib": 0.8}
+    run_small(small_recipe(model, algorithm=PPO, cluster=memory, goal={"responses": 32}), tmp_path / "run")
+    assert len(found) == 3  # after every iteration, and once more at the end
+    for away, held in found:
+        assert away
+        assert not any(held[name] for name in away)
+        assert 0 < sum(held.values()) <= 0.8 * 2**20
 
 
 def test_which_rank_learns_from_a_group_does_not_depend_on_time(model):

@@ -34,7 +34,7 @@ def carried_out(workload: BeanWorkload, folder, **options):
 
 def curve(folder) -> list[tuple[int, int, dict[str, float]]]:
     return [
-        (r["iteration"], r["env_steps"], {k: v for k, v in r["metrics"].items() if not k.startswith("time/")})
+        (r["iteration"], r["env_steps"], {k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))})
         for r in read_metrics(RunFolder(folder).metrics)
     ]
 

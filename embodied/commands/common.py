@@ -54,11 +54,6 @@ def of_reasoning_run(folder: Path) -> bool:
     return isinstance(values, dict) and kind_of(values) == "reasoning"
 
 
-def with_plan(overrides: list[str]) -> list[str]:
-    """Overrides with `plan=...` written out as the key it stands for, `cluster.plan`."""
-    return [f"cluster.{text}" if text.startswith("plan=") else text for text in overrides]
-
-
 def env_overrides(words: list[str]) -> dict[str, Any]:
     """`env.key=value` words as plain values, written as in YAML; `{camera:2}` may do without the space, as in recipes.
 

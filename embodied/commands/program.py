@@ -27,7 +27,8 @@ def verbs_parser(package: str, verbs: Sequence[str], description: str, start_wit
     parser = argparse.ArgumentParser(
         prog=package,
         description=description,
-        epilog=f"Start with: {start_with}    Every verb has examples: {package} VERB --help",
+        epilog=f"Start with:\n  {start_with}\nEvery verb has examples:\n  {package} VERB --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{package} {__version__}")
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

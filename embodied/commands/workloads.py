@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands.common import command_line, kind_of, relative, with_plan
+from embodied.commands.common import command_line, kind_of, relative
 from embodied.errors import EXIT_DONE, ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def recipe_workload(recipe: str, overrides: list[str], only: str | None = None) 
     """
     from embodied.config.compose import compose_recipe, find_recipe
 
-    name, values = find_recipe(recipe).stem, compose_recipe(recipe, with_plan(overrides))
+    name, values = find_recipe(recipe).stem, compose_recipe(recipe, overrides)
     kind = kind_of(values)
     if only not in (None, kind):
         raise ConfigurationError(f"{name} is a recipe for {_KINDS[kind]}; train it with: {kind} train {name}")
@@ -68,10 +68,9 @@ def carry_out(workload: Workload, folder: RunFolder, *, command: str, resume: bo
     try:
         outcome = train(workload, folder, command=command, resume=resume)
     except KeyboardInterrupt:
-        if CheckpointStore(folder.checkpoints, keep=1).latest() is not None:
-            print(f"stopped; go on with: {workload.program} resume {relative(folder.path)}")
-        else:
-            print(f"stopped before the first checkpoint; start again with: {command}")
+        early = CheckpointStore(folder.checkpoints, keep=1).latest() is None
+        how = "stopped before the first checkpoint; begin again with" if early else "stopped; go on with"
+        print(f"{how}: {workload.program} resume {relative(folder.path)}")
         raise
     workload.finish(outcome, print)
     farewell = workload.farewell(outcome)

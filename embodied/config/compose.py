@@ -87,19 +87,24 @@ def _as_override(text: str) -> str:
     """Let a plain `key=value` also set a key that the YAML leaves at its default; choices of groups stay."""
     if "=" not in text and not text.startswith("~"):
         raise ConfigurationError(f"override {text!r} is not of the form key=value (or ~key); e.g. env.num_envs=64")
+    if text.startswith("plan="):
+        text = f"cluster.{text}"  # what it stands for
     key, _, value = text.partition("=")
     if not key:
         raise ConfigurationError(f"override {text!r} has no key before the =")
     if key.lstrip("+~").split(".")[0] == "hydra":
         raise ConfigurationError(f"override {text!r}: the keys of hydra are not a recipe's; remove it")
-    if _BEYOND_HYDRA.search(value) and not re.search(r"[\"'\[{$]", value):
-        text = f"{key}='{value}'"  # a word that its grammar has no letters for, such as a path with an umlaut
+    if not re.search(r"[\"\[{$]", value) and (
+        value.count("'") == 1 or ("'" not in value and _BEYOND_HYDRA.search(value))
+    ):
+        # a word that its grammar has no letters for, such as a path with an umlaut, a comma or an apostrophe
+        text = key + "='" + value.replace("'", "\\'") + "'"
     if re.match(r"[~+]", text) or (CONFIGS / key.split("@")[0]).is_dir():
         return text
     return f"++{text}"
 
 
-_BEYOND_HYDRA = re.compile(r"^~|[()&;!]|[^\x00-\x7f]")
+_BEYOND_HYDRA = re.compile(r"^~|[()&;!,]|[^\x00-\x7f]")
 
 
 def _first_sentence(error: Exception) -> str:

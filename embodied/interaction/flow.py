@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from embodied.interaction.env_worker import EnvWorker, EnvWorkerOptions
 from embodied.interaction.learner_worker import LearnerWorker, LearnerWorkerOptions
@@ -44,11 +45,15 @@ def _recorder_plan(recipe: Recipe, videos: Path) -> RecorderPlan | None:
     options = recipe.record
     if not options.every and options.dataset is None:
         return None
-    origin = {
+    return RecorderPlan(options, videos, recording_origin(recipe))
+
+
+def recording_origin(recipe: Recipe) -> dict[str, Any]:
+    """What decides the episodes that `record.dataset` takes."""
+    return {
         "recipe": recipe.name,
         "policy": recipe.policy.name,
         "seed": recipe.seed,
         "env": changed_options(recipe.env),
-        "keep": options.keep,
+        "keep": recipe.record.keep,
     }
-    return RecorderPlan(options, videos, origin)

@@ -6,6 +6,7 @@ alone, so a resumed run goes on to the bit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -20,7 +21,7 @@ from tensordict import TensorDict
 from embodied.algorithms.statistics import Mean, Statistic
 from embodied.datasets import EpisodeDataset, open_datasets
 from embodied.datasets.dataset import demonstrated_numbers
-from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError
+from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, RefusedInput
 from embodied.interaction.augmentation import augment
 from embodied.interaction.imitation_data import prepare, split_episodes, whole_pictures
 from embodied.interaction.imitation_recipe import RECIPE_FILE, ImitationRecipe
@@ -30,7 +31,7 @@ from embodied.learner.learner import Learner
 from embodied.learner.sharding import recompute_activations
 from embodied.random import derive_seed, generator
 from embodied.runs.checkpoint import CheckpointStore
-from embodied.runs.files import anchored
+from embodied.runs.files import OF_DISKS, anchored
 from embodied.runs.folder import RunFolder
 from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog
@@ -44,6 +45,7 @@ from policies.vla.gripper import demonstrated
 from policies.vla.options import VLAConfig
 
 _PREPARED = "prepared"
+_BEFORE = ".policy.before"
 _SUMMARY_ROWS = 4096
 _BETTER = {"loss": -1.0, "distance": -1.0, "accuracy": 1.0}
 _MEASURES = ("loss", "accuracy", "distance")
@@ -217,8 +219,11 @@ class Fit:
         try:
             registry.save(self.policy, partial)
             if target.exists():
-                shutil.rmtree(target)
+                before = self.folder.path / _BEFORE
+                shutil.rmtree(before, ignore_errors=True)
+                os.replace(target, before)  # whoever kills us between these two lines loses nothing: see `restore`
             os.replace(partial, target)
+            shutil.rmtree(self.folder.path / _BEFORE, ignore_errors=True)
         except OSError as error:
             raise CheckpointError(f"the policy could not be written to {target}: {error}. Free some space.") from error
 
@@ -262,6 +267,8 @@ class Fit:
 
     def restore(self) -> None:
         """Go on from the latest checkpoint, if there is one."""
+        if (self.folder.path / _BEFORE).is_dir() and not self.exported.is_dir():
+            os.replace(self.folder.path / _BEFORE, self.exported)
         checkpoint = self.store.latest()
         if checkpoint is None:
             self.screen.say("there is no checkpoint yet; starting from the beginning")
@@ -340,10 +347,16 @@ def _build(recipe: ImitationRecipe, dataset: EpisodeDataset, training: list[int]
 def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bool = False) -> Fitted:
     """Fit `recipe` in `folder`, from the start or from its latest checkpoint; returns when it is over.
 
-    Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so.
+    Raises KeyboardInterrupt on Ctrl-C and EmbodiedError on failure, both after result.json says so. What is refused
+    before a first step leaves no folder behind.
     """
     with writing_alone(folder.path):
-        return _fit(recipe, folder, command=command, resume=resume)
+        try:
+            return _fit(recipe, folder, command=command, resume=resume)
+        except (ConfigurationError, RefusedInput):
+            if not resume and not folder.metrics.is_file():
+                folder.discard()
+            raise
 
 
 def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bool) -> Fitted:
@@ -372,9 +385,15 @@ def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bo
     except EmbodiedError as error:
         reason = str(error)
         raise
+    except OSError as error:
+        if error.errno not in OF_DISKS:
+            raise
+        reason = f"{folder.path} cannot be written: {error}. Free space; `embodied sft --resume` goes on with it."
+        raise EmbodiedError(reason) from error
     finally:
-        folder.write_result(result | {"status": status, "reason": reason})
         shutil.rmtree(folder.path / _PREPARED, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a disk that is full must not hide why
+            folder.write_result(result | {"status": status, "reason": reason})
 
 
 def _loop(run: Fit, resumed: bool) -> str:

@@ -99,6 +99,10 @@ class MachineConfig:
     device: str = "auto"
     threads: int = 1
 
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}; it must be at least 1")
+
 
 _SECTIONS: dict[str, type] = {
     "data": DataConfig,
@@ -201,7 +205,7 @@ def parse_sft(name: str, values: dict[str, Any]) -> ImitationRecipe:
         if given is None and section in ("augment",):
             parts[section] = None
             continue
-        given = {"every": 200} if given is None and section == "checkpoint" else given or {}
+        given = {"every": 200, **(given or {})} if section == "checkpoint" else given or {}
         try:
             record = registry.config_class(policy["name"]) if section == "policy" else _SECTIONS[section]
             parts[section] = parse(record, given, at=section)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import embodied
 import envs
 import policies
+from embodied.datasets import require_same_origin
 from embodied.interaction.before_and_after import film_before_and_after
 from embodied.interaction.cost_profile import build_profile
-from embodied.interaction.flow import embodied_flow
+from embodied.interaction.flow import embodied_flow, recording_origin
 from embodied.interaction.placement import make_plan, planned
 from embodied.interaction.profiling import measure
 from embodied.interaction.recipe import Recipe, parse_recipe
@@ -34,7 +35,8 @@ class EmbodiedWorkload(Workload):
 
     program: ClassVar[str] = "embodied"
     progress: ClassVar[type[Progress]] = Steps
-    places = ("policy.checkpoint",)
+    places = ("policy.checkpoint", "env.assets")
+    writes = ("record.dataset",)
     # the code that stages run; what only commands and reports need changes no cost
     packages = (
         *(
@@ -90,6 +92,10 @@ class EmbodiedWorkload(Workload):
             require_flash(self.recipe.policy.precision)
         if self._start_from is not None:
             find_here(self._start_from)
+        if self.recipe.record.dataset is not None:
+            folder = Path(self.recipe.record.dataset).expanduser()
+            for place in (folder, *folder.glob("worker_*")):
+                require_same_origin(place, recording_origin(self.recipe))
 
     @property
     def _start_from(self) -> str | None:

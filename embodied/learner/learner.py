@@ -172,11 +172,11 @@ class Learner:
         return {"state": {str(index): {k: full(v) for k, v in entry.items()} for index, entry in state.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; learning rates and the like come from the options."""
+        """Continue from a copy of a `state_dict`; learning rates and the like come from the options."""
         current = self.optimizer.state_dict()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         current["state"] = {
-            int(index): {k: like(v, parameters[int(index)]) if v.dim() else v for k, v in entry.items()}
+            int(index): {k: like(v, parameters[int(index)]).clone() if v.dim() else v.clone() for k, v in entry.items()}
             for index, entry in state["state"].items()
         }
         self.optimizer.load_state_dict(current)

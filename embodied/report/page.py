@@ -270,10 +270,8 @@ def _cell(value: Any) -> str:
 
 def _commands(run: RunFolder) -> list[tuple[str, str]]:
     """(what for, command line), for this run in this place."""
-    train = run.result.get("command")
-    if not isinstance(train, str) or not train:
-        seed = f" seed={run.seed}" if run.seed is not None else ""
-        train = f"embodied train {run.recipe}{seed}"
+    seed = f" seed={run.seed}" if run.seed is not None else ""
+    train = run.command or f"embodied train {run.recipe}{seed}"
     folder = shlex.quote(shown_path(run.path))
     given = sorted(read_given(run.path))
     if given:

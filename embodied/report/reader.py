@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from embodied.errors import RefusedInput
+from embodied.runs.folder import COMMAND
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
 STEPS = "environment steps"
@@ -77,6 +78,13 @@ class RunFolder:
     @property
     def seed(self) -> Any:
         return self.result.get("seed", self.config.get("seed"))
+
+    @property
+    def command(self) -> str | None:
+        """That began the run, where it is known."""
+        path = self.path / COMMAND
+        recorded = path.read_text() if path.is_file() else self.result.get("command")
+        return (recorded.strip() or None) if isinstance(recorded, str) else None
 
     @property
     def trace(self) -> Path | None:

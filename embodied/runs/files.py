@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import os
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import RefusedInput
+
+OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
+"""Numbers of the errors that a disk is the cause of."""
 
 
 def flush_to_disk(path: Path) -> None:
@@ -30,29 +34,31 @@ def replace(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def anchored(values: dict[str, Any], keys: Sequence[str], names: frozenset[str] = frozenset()) -> dict[str, Any]:
+def anchored(
+    values: dict[str, Any], keys: Sequence[str], names: frozenset[str] = frozenset(), written: Sequence[str] = ()
+) -> dict[str, Any]:
     """`values` with the paths of what is there made absolute, so that they mean the same wherever a run is resumed.
 
     keys: dotted, of a path or of a sequence of them; what is none of this machine's (a hub id, None) stays.
-    names: that are never paths.
+    names: that are never paths. written: keys of paths that need not be there yet.
     """
 
-    def one(value: Any) -> Any:
+    def one(value: Any, key: str) -> Any:
         if isinstance(value, list | tuple):
-            return [one(each) for each in value]
+            return [one(each, key) for each in value]
         if not isinstance(value, str) or not value or value in names:
             return value
         path = Path(value).expanduser()
-        return str(path.absolute()) if path.exists() else value
+        return str(path.absolute()) if key in written or path.exists() else value
 
     values = copy.deepcopy(values)
-    for key in keys:
+    for key in (*keys, *written):
         *parents, last = key.split(".")
         section: Any = values
         for parent in parents:
             section = section.get(parent) if isinstance(section, dict) else None
         if isinstance(section, dict) and last in section:
-            section[last] = one(section[last])
+            section[last] = one(section[last], key)
     return values
 
 

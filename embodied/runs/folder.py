@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from embodied.errors import RefusedInput
 from embodied.runs.files import replace
 
 logger = logging.getLogger(__name__)
+
+COMMAND = "command.txt"
+"""The file with the command that began a run, written before anything else happens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,7 @@ class RunFolder:
     path: Path
 
     config = property(lambda self: self.path / "config.yaml")
+    command = property(lambda self: self.path / COMMAND)
     plan = property(lambda self: self.path / "plan.json")
     profile = property(lambda self: self.path / "profile.json")
     plan_picture = property(lambda self: self.path / "plan.svg")
@@ -48,6 +53,17 @@ class RunFolder:
     def write_plan(self, plan: str) -> None:
         """Replace plan.json in one step."""
         replace(self.plan, plan)
+
+    def read_command(self) -> str | None:
+        """The command that began the run, where it is known."""
+        return self.command.read_text().strip() or None if self.command.is_file() else None
+
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before it did anything, with the link that leads to it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        link = self.path.parent / "latest"
+        if link.is_symlink() and not link.exists():
+            link.unlink(missing_ok=True)
 
     def read_result(self) -> dict[str, Any]:
         """result.json, or an empty dict before it was written."""

@@ -6,6 +6,8 @@ Everything said is also written to the run's log.
 from __future__ import annotations
 
 import collections
+import os
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +30,16 @@ def spoken_time(seconds: float) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
+class _Screen(Console):
+    """Goes on in silence where its reader is gone (`embodied train ... | head`): the log has everything."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, sys.stdout.fileno())
+        os.close(silence)
+
+
 class RunProgress:
     """Progress of one run; a context manager.
 
@@ -35,7 +47,7 @@ class RunProgress:
     """
 
     def __init__(self, log: Path, *, total: int, unit: str) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = _Screen(highlight=False, soft_wrap=True)
         self._log = log.open("a")
         self._total, self._unit = total, unit
         # the rate of the recent past: one slow evaluation must not spoil the time left for long

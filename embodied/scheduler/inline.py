@@ -47,7 +47,6 @@ class InlineLauncher(Launcher):
         self._seed, self._deadline = seed, deadline
         self._channels: list[Channel] = []
         self._sharing = False
-        _check_shared_state(plan)
         for name, stage in flow.stages.items():
             if stage.worker.collective and len(plan.stages[name].devices) > 1:
                 raise ConfigurationError(
@@ -134,11 +133,13 @@ class InlineLauncher(Launcher):
                 await worker.close()
 
     async def sync_weights(self, version: int) -> None:
-        """Within one process the tensors are shared, once, and nothing is copied unless the edge keeps them apart."""
+        """Within one process the tensors are shared, once, and nothing is copied unless the edge keeps them apart, or one
+        of its stages leaves the device: it must not take the other's tensors along."""
         for edge in self.flow.weight_edges:
+            apart = edge.apart or not all(self.plan.stages[name].resident for name in (edge.source, edge.target))
             for worker in self.groups[edge.target].workers:
                 weights = self.groups[edge.source].workers[0].weights()
-                if edge.apart:
+                if apart:
                     store(Bucket(version, weights, None), worker.weights())
                 elif not self._sharing:
                     worker.share_weights(weights)
@@ -152,13 +153,3 @@ class InlineLauncher(Launcher):
     async def write_trace(self, path: Path) -> None:
         """Write the one trace of this process."""
         self.trace.write(path)
-
-
-def _check_shared_state(plan: Plan) -> None:
-    """Stages that share their weights cannot be moved off the device one without the other."""
-    swapping = [name for name, stage in plan.stages.items() if not stage.resident]
-    if swapping:
-        raise ConfigurationError(
-            f"the plan lets {', '.join(swapping)} leave the device between turns, but under the inline launcher stages "
-            "share their tensors; use cluster.launcher=ray"
-        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import shlex
 import time
@@ -17,13 +16,13 @@ from typing import Any
 import torch
 import yaml
 
-from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
+from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, RefusedInput, WorkerDied
 from embodied.learner.update import Update
 from embodied.runs.checkpoint import CheckpointStore, verify
-from embodied.runs.files import anchored
+from embodied.runs.files import OF_DISKS, anchored
 from embodied.runs.folder import RunFolder, create_run_folder
 from embodied.runs.lock import writing_alone
-from embodied.runs.metrics import MetricsLog
+from embodied.runs.metrics import MetricsLog, read_metrics
 from embodied.runs.progress import RunProgress
 from embodied.runs.versions import versions
 from embodied.scheduler.busy import busy_shares, stage_times
@@ -37,8 +36,6 @@ from embodied.training.planning import beside_prediction, check_plan, find_plan,
 from embodied.training.run import Collection, TrainingRun
 from embodied.training.workload import Outcome, Workload
 
-_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
-
 
 def new_folder(workload: Workload) -> RunFolder:
     """A folder for a run that can be carried out. Raises RefusedInput if it cannot, before there is one."""
@@ -50,36 +47,54 @@ def new_folder(workload: Workload) -> RunFolder:
 
 
 def started_with(workload: Workload, folder: RunFolder) -> str:
-    """The command that began the run in `folder`. Raises RefusedInput where it cannot go on."""
+    """The command that began the run in `folder`. Raises RefusedInput where it cannot go on.
+
+    A run that was stopped before its first checkpoint begins again.
+    """
     check_given(folder.path, workload.given, workload.program)
-    again = f"{workload.program} train {workload.recipe.name}"
+    command = _command(workload, folder)
     latest = CheckpointStore(folder.checkpoints, keep=1).latest()
     if latest is None:
-        raise RefusedInput(f"{folder.path} has no complete checkpoint to go on from; start again: {again}")
-    if not folder.plan.is_file():
-        raise RefusedInput(f"{folder.path} has no plan.json; without it the run cannot go on as it was")
-    load_plan(folder)
-    try:
-        verify(latest.folder)  # once more when it is read; here nothing has been started or written yet
-    except CheckpointError as error:
-        raise RefusedInput(
-            f"{error}; remove that folder to go on from the one before, or start again: {again}"
-        ) from None
+        check_plan(workload)
+    else:
+        if not folder.plan.is_file():
+            raise RefusedInput(f"{folder.path} has no plan.json; without it the run cannot go on as it was")
+        load_plan(folder)
+        try:
+            verify(latest.folder)  # once more when it is read; here nothing has been started or written yet
+        except CheckpointError as error:
+            raise RefusedInput(
+                f"{error}; remove that folder to go on from the one before, or start again in another: {command}"
+            ) from None
     workload.admit()
+    return command
+
+
+def _command(workload: Workload, folder: RunFolder) -> str:
+    fallback = f"{workload.program} train {shlex.quote(str(folder.config))}"  # complete, if not what was typed
     try:
-        return str(folder.read_result().get("command", again))
+        return folder.read_command() or str(folder.read_result().get("command", fallback))
     except (json.JSONDecodeError, AttributeError):
-        return again  # result.json only tells how the run ended before
+        return fallback  # result.json only tells how the run ended before
 
 
 def train(workload: Workload, folder: RunFolder, *, command: str, resume: bool = False) -> Outcome:
     """Train in `folder`, from the start or from its latest checkpoint; returns when it is over.
 
     Raises KeyboardInterrupt on Ctrl-C (or SIGTERM, see `embodied.system.termination`) and EmbodiedError on failure,
-    both after result.json says so.
+    both after result.json says so. What is refused before a first iteration leaves no folder behind.
     """
     with writing_alone(folder.path):
-        return _train(workload, folder, command=command, resume=resume)
+        try:
+            return _train(workload, folder, command=command, resume=resume)
+        except (ConfigurationError, RefusedInput):
+            if not resume and not _has_begun(folder):
+                folder.discard()
+            raise
+
+
+def _has_begun(folder: RunFolder) -> bool:
+    return folder.metrics.is_file() and any(row["iteration"] for row in read_metrics(folder.metrics))
 
 
 def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool) -> Outcome:
@@ -87,7 +102,8 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
     torch.set_num_threads(recipe.cluster.threads)
     before = folder.read_result() if resume else None  # stands until it is known how far the run is
     if not resume:
-        values = anchored(recipe.as_dict(), workload.places, workload.names)
+        folder.command.write_text(f"{command}\n")
+        values = anchored(recipe.as_dict(), workload.places, workload.names, workload.writes)
         folder.config.write_text(yaml.safe_dump(values, sort_keys=False))
         write_given(folder.path, workload.given)
     result: dict[str, Any] = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
@@ -177,7 +193,8 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
 
     try:
         opening = workload.prepare()
-        plan, profile = load_plan(folder) if resume else find_plan(workload, print)
+        known = resume and CheckpointStore(folder.checkpoints, keep=1).latest() is not None
+        plan, profile = load_plan(folder) if known else find_plan(workload, print)
         following = follow(workload, folder, plan, profile, print)
         status, reason = asyncio.run(main(opening, plan, following))
     except KeyboardInterrupt:
@@ -188,7 +205,7 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
             conclude("failed", str(error))
         raise
     except OSError as error:
-        if error.errno not in _OF_DISKS:
+        if error.errno not in OF_DISKS:
             raise  # of a connection, say, or of whoever read our output
         reason = (
             f"the run folder {folder.path} cannot be written: {error}. Free space; a run that has a checkpoint goes on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,11 +122,19 @@ def refuse(recipe: Recipe, faults: list[str]) -> None:
         raise ConfigurationError("\n".join(faults))
 
 
+def _meant(folder: Path) -> str:
+    """What may have been meant by a folder that is no run."""
+    if (folder / "sft.yaml").is_file():
+        return f"; it is a fit: embodied sft --resume {shlex.quote(str(folder))}"
+    inside = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
+    return f"; runs inside it: {', '.join(inside[-8:])}" if inside else ""
+
+
 def read_run_config(folder: Path) -> tuple[str, dict[str, Any]]:
     """(name, values) of the recipe of an existing run. Raises ConfigurationError when there is none."""
     path = folder / "config.yaml"
     if not path.is_file():
-        raise ConfigurationError(f"{folder} is not a run folder: there is no config.yaml in it")
+        raise ConfigurationError(f"{folder} is not a run folder: there is no config.yaml in it{_meant(folder)}")
     try:
         values = yaml.safe_load(path.read_text())
         return str(values["name"]), values

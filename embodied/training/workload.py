@@ -44,8 +44,8 @@ class Workload(abc.ABC):
 
     program: the command that trains it. progress: what its checkpoints remember. packages: folders of the code that its
     stages run, whose change makes a measured profile void. places: keys of the recipe that hold paths, maybe
-    relative to where the command was. names: that are no paths there. given: names of what it has from Python beside
-    its recipe.
+    relative to where the command was. names: that are no paths there. writes: keys of paths that a run writes to.
+    given: names of what it has from Python beside its recipe.
     """
 
     program: ClassVar[str]
@@ -53,6 +53,7 @@ class Workload(abc.ABC):
     packages: tuple[Path, ...]
     places: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[frozenset[str]] = frozenset()
+    writes: ClassVar[tuple[str, ...]] = ()
     recipe: Recipe
     given: frozenset[str] = frozenset()
 

@@ -84,9 +84,10 @@ def run(args: argparse.Namespace) -> int:
     from reasoning.rewards.reward import RewardConfig, RewardFunction, TermConfig, check_reward
 
     without_progress_bars()
-    for name in ("slots", "processes"):
-        if getattr(args, name) < 1:
-            raise RefusedInput(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    for name in ("slots", "processes", "limit"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise RefusedInput(f"--{name} is {value}; it must be at least 1")
     protocol = _protocol(args.protocol)
     trained = _of_run(args)
     source = trained.model if trained else args.model

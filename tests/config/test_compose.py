@@ -97,9 +97,13 @@ def test_a_text_is_no_list_of_overrides():
         compose_recipe("gym_cartpole_ppo_mlp", "seed=3")
 
 
-@pytest.mark.parametrize("word", ["l\u00e4ufe/\u00fc", "~/x", "my (run)", "a&b"])
+@pytest.mark.parametrize("word", ["l\u00e4ufe/\u00fc", "~/x", "my (run)", "a&b", "a,b/r", "it's/r"])
 def test_paths_with_letters_that_hydra_does_not_know_are_taken_as_they_are(word):
     assert compose_recipe("gym_cartpole_ppo_mlp", [f"run.folder={word}"])["run"]["folder"] == word
+
+
+def test_a_plan_is_short_for_that_of_the_cluster():
+    assert compose_recipe("gym_cartpole_ppo_mlp", ["plan=auto"])["cluster"]["plan"] == "auto"
 
 
 @pytest.mark.parametrize("override", ["hydra.foo=1", "+hydra.foo=1"])

@@ -276,6 +276,23 @@ def test_a_dry_run_starts_nothing(data, tmp_path, policy, capsys, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["sft.yaml"]
 
 
+def test_what_is_refused_before_a_first_step_leaves_no_folder(data, tmp_path, capsys):
+    where = f"run.folder={tmp_path / 'run'}"
+    assert main(["sft", "mlp", str(data), *MLP, "policy.chunk=2", "labels.spread=0", where, "machine.threads=0"]) == 2
+    assert "threads is 0" in capsys.readouterr().err
+    states = tmp_path / "states"
+    with DatasetWriter(states, dataclasses.replace(SPEC, cameras=()), 20.0, {}) as writer:
+        writer.add(0, dataclasses.replace(episode(0), images=None))
+        writer.add(1, dataclasses.replace(episode(1), images=None))
+    assert main(["sft", "openvla_oft/tiny", str(states), *TINY, "data.held_out=0.5", where]) == 2
+    assert "camera" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_keeping_more_checkpoints_does_not_write_them_more_often():
+    assert compose_sft("mlp", ["some/data"], ["checkpoint.keep=5"]).checkpoint.every == 200
+
+
 def test_folders_and_overrides_may_stand_behind_options(data, tmp_path, capsys):
     assert main(["sft", "mlp", str(data), "--dry-run", str(tmp_path), "seed=7"]) == 0
     recipe = yaml.safe_load(capsys.readouterr().out)

@@ -8,10 +8,11 @@ import torch
 
 from embodied.config.compose import compose_recipe
 from embodied.datasets import FolderDataset
-from embodied.errors import ConfigurationError
+from embodied.errors import ConfigurationError, RefusedInput
 from embodied.interaction.recipe import parse_recipe
 from embodied.interaction.rollout_recorder import RecordConfig, RecorderPlan, RolloutRecorder, changed_options, prepared
 from embodied.interaction.train import train
+from embodied.interaction.workload import parse_workload
 from embodied.runs.folder import create_run_folder
 from embodied.runs.metrics import read_metrics
 from envs.api import Assignments
@@ -66,6 +67,10 @@ def test_a_run_is_filmed_and_recorded_and_learns_the_same(tmp_path):
         assert set(episode.actions.flatten().tolist()) <= {0.0, 1.0}
         assert entry.assignment[2] >= 0
     assert len({entry.assignment for entry in episodes.entries}) == len(episodes)
+    with pytest.raises(RefusedInput, match=r"origin\.seed is"):  # before anything is started
+        parse_workload(
+            "gym_cartpole_ppo_mlp", compose_recipe("gym_cartpole_ppo_mlp", ["seed=9", f"record.dataset={dataset}"])
+        ).admit()
     assert episodes.origin["env"] == {"id": "gym/CartPole-v1", "num_envs": 4, "processes": 0, "episode_steps": 12}
     films = sorted((recorded.videos / "training").glob("*.mp4"))
     complete = [film for film in films if "unfinished" not in film.name]

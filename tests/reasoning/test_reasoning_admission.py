@@ -160,6 +160,7 @@ def test_a_damaged_run_is_refused_and_left_as_it_is(model, here, capsys):
     [
         (["--slots", "0"], "--slots is 0"),
         (["--processes", "0"], "--processes is 0"),
+        (["--limit", "-2"], "--limit is -2"),
         (["--temperature", "nan"], "temperature is nan"),
         (["--top-p", "0.9"], "give a --temperature"),
         (["--top-k", "5"], "give a --temperature"),

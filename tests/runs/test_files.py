@@ -16,11 +16,15 @@ def test_paths_of_what_is_there_become_absolute_and_all_else_stays(tmp_path, mon
         "problems": {"files": ("a.jsonl", "hub:owner/name")},
         "evaluation": {"problems": None},
     }
+    values["record"] = {"dataset": "data/new"}
     keys = ["policy.checkpoint", "model.source", "model.reference", "model.other", "problems.files"]
-    kept = anchored(values, [*keys, "evaluation.problems.files", "critic.source"], frozenset({"tiny"}))
+    kept = anchored(
+        values, [*keys, "evaluation.problems.files", "critic.source"], frozenset({"tiny"}), ["record.dataset"]
+    )
     assert kept == {
         **values,
         "policy": {"checkpoint": str(tmp_path / "policy")},
+        "record": {"dataset": str(tmp_path / "data" / "new")},
         "problems": {"files": [str(tmp_path / "a.jsonl"), "hub:owner/name"]},
     }
     assert values["policy"]["checkpoint"] == "policy"

@@ -72,6 +72,28 @@ def test_progress_without_a_terminal_prints_plain_lines_with_time_left(tmp_path,
     assert "half way" in (tmp_path / "log.txt").read_text()
 
 
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
+    code = (
+        "import pathlib, sys\n"
+        "from embodied.runs.progress import RunProgress\n"
+        "with RunProgress(pathlib.Path(sys.argv[1]), total=10, unit='steps') as screen:\n"
+        "    screen.say('begun')\n"
+        "    sys.stdin.readline()\n"
+        "    screen.say('nobody reads this')\n"
+        "    screen.update(10, 'done')\n"
+        "print('nor this', flush=True)\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "log.txt")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout.readline() == b"begun\n"
+        run.stdout.close()
+        run.stdin.write(b"go on\n")
+        run.stdin.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 0
+    assert "10 of 10 steps" in (tmp_path / "log.txt").read_text()
+
+
 def test_the_rate_of_a_resumed_run_leaves_out_what_was_done_before_and_the_start_up(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("embodied.runs.progress.time.monotonic", lambda: now[0])

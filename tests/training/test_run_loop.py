@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from embodied.commands import report, workloads
-from embodied.errors import CheckpointError, EmbodiedError, RefusedInput, WorkerDied
+from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, RefusedInput, WorkerDied
 from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.folder import RunFolder, create_run_folder
 from embodied.runs.lock import writing_alone
@@ -34,7 +34,11 @@ def carried_out(workload: BeanWorkload, folder, **options):
 
 def curve(folder) -> list[tuple[int, int, dict[str, float]]]:
     return [
-        (r["iteration"], r["env_steps"], {k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))})
+        (
+            r["iteration"],
+            r["env_steps"],
+            {k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))},
+        )
         for r in read_metrics(RunFolder(folder).metrics)
     ]
 
@@ -196,6 +200,64 @@ def test_an_interrupted_run_says_so_and_goes_on(tmp_path, whole):
     assert started_with(BeanWorkload(), RunFolder(tmp_path / "run")) == "beans train beans"
     carried_out(BeanWorkload(), tmp_path / "run", resume=True)
     assert curve(tmp_path / "run") == whole
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_path, whole):
+    class Interrupted(BeanRun):
+        async def collect(self, iteration):
+            if iteration == 2:
+                raise KeyboardInterrupt
+            return await super().collect(iteration)
+
+    late = recipe(checkpoint=CheckpointConfig(every=50))
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(BeanWorkload(late, run=Interrupted), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    folder.plan.unlink()  # it may have been stopped before there was one
+    assert started_with(BeanWorkload(late), folder) == "beans train beans"
+    carried_out(BeanWorkload(late), tmp_path / "run", resume=True)
+    assert curve(tmp_path / "run") == whole
+
+
+def test_a_run_that_is_killed_is_known_by_its_command(tmp_path):
+    class Killed(BaseException):
+        """Nothing is written at its end."""
+
+    class Run(BeanRun):
+        async def collect(self, iteration):
+            if iteration == 2:
+                raise Killed
+            return await super().collect(iteration)
+
+    with pytest.raises(Killed):
+        carried_out(BeanWorkload(run=Run), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.result.exists()
+    assert started_with(BeanWorkload(), folder) == "beans train beans"
+    assert "beans train beans" in report.write(folder.path).read_text()
+
+
+@pytest.mark.parametrize(("refused_in", "left"), [("start", False), ("learn", False), ("evaluate", True)])
+def test_what_is_refused_before_it_did_anything_leaves_no_folder(tmp_path, monkeypatch, refused_in, left):
+    async def refuse(self, *_):
+        raise ConfigurationError("cannot be")
+
+    folder = create_run_folder(tmp_path, "beans")
+    run = type("Refused", (BeanRun,), {})
+    if refused_in == "evaluate":  # the second one, after two iterations
+
+        async def evaluate(self):
+            if self.progress.iteration:
+                raise ConfigurationError("cannot be")
+            return await BeanRun.evaluate(self)
+
+        monkeypatch.setattr(run, "evaluate", evaluate, raising=False)
+    else:
+        monkeypatch.setattr(run, refused_in, refuse, raising=False)
+    with pytest.raises(ConfigurationError, match="cannot be"):
+        train(BeanWorkload(recipe(checkpoint=CheckpointConfig(every=50)), run=run), folder, command="beans")
+    assert folder.path.exists() == left
+    assert (tmp_path / "beans" / "latest").is_symlink() == left
 
 
 def test_what_was_given_from_python_must_be_given_again(tmp_path):

@@ -1,7 +1,6 @@
 """From a trajectory to samples and a loss: levels, masks and shapes meet as they should."""
 
-import contextlib
-import types
+import statistics as numbers
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from tensordict import TensorDict
 
 from embodied.errors import ConfigurationError, CorrectnessAlarm
 from embodied.interaction.algorithm import AlgorithmConfig, EmbodiedLoss, check_levels, make_samples
-from embodied.interaction.learner_worker import LearnerWorker
 from embodied.interaction.trajectory import Trajectory
 from policies.api import Evaluation, Sampling
 
@@ -63,6 +61,17 @@ def test_chunk_level_sums_the_rewards_of_the_valid_actions():
     # chunk 2: 5 + .5*30 - 20 = 0;   chunk 1: 1 + .5*40 - 10 = 11
     assert samples.advantages.tolist() == [11.0, 0.0]
     assert samples.returns.tolist() == [[21.0], [20.0]]
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1_over_the_actions_that_were_executed():
+    samples, _, _ = make_samples(trajectory(), options(normalize_advantages=True))
+    found = [11.0, -8.25, -3.0]  # as above; the hole's 0 would move their mean and shrink their deviation
+    mean, deviation = numbers.mean(found), numbers.stdev(found)
+    assert samples.advantages[samples.valid].tolist() == pytest.approx(
+        [(a - mean) / deviation for a in found], abs=1e-5
+    )
+    assert samples.advantages[~samples.valid].tolist() == [0.0]
+    assert samples.returns.tolist() == [[21.0, 0.0], [11.75, 18.0]]
 
 
 def test_terminated_bootstraps_from_nothing_by_default_and_from_the_final_value_on_request():
@@ -139,6 +148,23 @@ def test_without_groups_only_the_lost_attempt_leaves():
     samples, _, statistics = make_samples(lost_in_row_0(), algorithm)
     assert samples.trajectory.tolist() == [3, 6, 9]
     assert float(statistics["rollout/lost_fraction"].value()) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("advantage", "returns"),
+    [
+        ("reinforce_pp", [2.0, 0.0, 4.0, 0.0]),  # 4 at the end, half of it the step before
+        ("reinforce_pp_baseline", [1.0, -1.0, 2.0, -2.0]),  # the same of 2 above the group's mean, and 2 below
+    ],
+)
+def test_scores_are_discounted_to_the_steps_before_the_last_and_whitened(advantage, returns):
+    record = group_trajectory([1.0, 0.0], [8, 8])
+    record.rewards[1] = torch.tensor([[3.0], [0.0]])
+    record.terminated[0] = False
+    record.terminated[1] = True
+    samples, _, _ = make_samples(record, options(advantage=advantage, loss="ppo", group_size=2))
+    mean, deviation = numbers.mean(returns), numbers.pstdev(returns)
+    assert samples.advantages.flatten().tolist() == pytest.approx([(g - mean) / deviation for g in returns])
 
 
 @pytest.mark.parametrize(
@@ -234,34 +260,3 @@ def test_levels_that_do_not_fit_are_refused_with_the_reason(changes, chunk, valu
 @pytest.mark.parametrize("reward", ["action", "chunk"])
 def test_with_one_action_a_chunk_action_and_chunk_are_the_same(logprob, reward):
     check_levels(options(reward_level=reward, logprob_level=logprob), 1, "chunk")
-
-
-@pytest.mark.parametrize("counts", [(10, 20), (0, 20), (96, 100)])
-@pytest.mark.parametrize(("micro_batch", "global_batch"), [(None, None), (8, None), (None, 16)])
-def test_ranks_with_unequal_shares_recompute_in_equally_many_passes(counts, micro_batch, global_batch):
-    """Sharded weights are gathered in every pass: a rank that makes one fewer leaves the others waiting."""
-
-    class Rows(list):
-        inputs = tokens = None
-
-        def split(self, size):
-            return [Rows(self[i : i + size]) for i in range(0, len(self), size)]
-
-    everywhere = torch.tensor([[i, int(i >= counts[0])] for i in range(sum(counts))])
-    passes = []
-    for count in counts:
-        made = []
-
-        def evaluate(*_, made=made):
-            made.append(1)
-            return types.SimpleNamespace(logprobs=torch.zeros(1))
-
-        learner = types.SimpleNamespace(micro_batch=micro_batch, global_batch=global_batch)
-        worker = types.SimpleNamespace(
-            options=types.SimpleNamespace(learner=learner, algorithm=types.SimpleNamespace(sampling=None)),
-            policy=types.SimpleNamespace(evaluate=evaluate),
-            learner=types.SimpleNamespace(arithmetic=contextlib.nullcontext),
-        )
-        LearnerWorker._recompute_proximal(worker, Rows(range(count)), Rows([0]), everywhere)
-        passes.append(len(made))
-    assert passes[0] == passes[1] == -(-max(counts) // (micro_batch or global_batch or max(counts)))

@@ -168,9 +168,10 @@ def test_every_assignment_is_played_once_with_the_same_answer_for_any_number_of_
 @pytest.mark.parametrize("slots", [1, 2])
 def test_how_often_is_evaluated_changes_nothing_that_is_learnt(tmp_path, slots):
     options = ["env.num_envs=8", f"env.slots={slots}", "rollout.decisions=16", "learner.global_batch=64"]
-    options += ["goal.at_least=null", "goal.env_steps=1280", "record.episodes=0", "logger.tensorboard=false"]
+    options += ["goal.at_least=null", "goal.env_steps=384", "record.episodes=0", "logger.tensorboard=false"]
+    options += ["learner.epochs=1", "env.episode_steps=50"]
     found = []
-    for every in (0, 1, 3):
+    for every in (0, 1):
         run = embodied.train(
             "gym_cartpole_ppo_mlp",
             [*options, f"evaluation.every={every}", "evaluation.episodes=5", f"run.folder={tmp_path / str(every)}"],
@@ -182,7 +183,7 @@ def test_how_often_is_evaluated_changes_nothing_that_is_learnt(tmp_path, slots):
         )
     # attempts last longer than a rollout, so that most are under way when an evaluation comes
     assert max(m["train/length"] for m in found[0] if "train/length" in m) > 16
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_an_evaluation_says_what_it_leaves_out():

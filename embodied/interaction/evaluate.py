@@ -28,7 +28,9 @@ from embodied.scheduler.plan import single_device_plan
 from envs import registry as env_registry
 from envs.api import EnvConfig, EnvSpec
 from policies import registry as policy_registry
+from policies.description import read_description
 from policies.registry import DESCRIPTION
+from policies.vla.prompt import prompts_of
 from sim_assets.trained import bundled_checkpoint, bundled_checkpoints
 
 
@@ -134,6 +136,7 @@ def results_record(
         "versions": {**versions, **spec.versions},
         "metrics": result.metrics(spec.has_success),
         "tasks_named": {str(task): text for task, text in named.items() if text},
+        "prompts": prompts_of(read_description(policy)["options"], spec.instructions),
         "tasks": [
             {
                 "task": task,

@@ -23,11 +23,20 @@ FPS_WITHOUT_RATE = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """path: of the video. successes: of how many `episodes` succeeded."""
+    """path: of the video. outcomes: of each episode whether it succeeded, and its return."""
 
     path: Path
-    successes: int
-    episodes: int
+    outcomes: tuple[tuple[bool, float], ...]
+
+    @property
+    def successes(self) -> int:
+        """How many episodes succeeded."""
+        return sum(success for success, _ in self.outcomes)
+
+    @property
+    def episodes(self) -> int:
+        """How many there are."""
+        return len(self.outcomes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +65,18 @@ def film(
 ) -> Recording:
     """Film `policy` in the first evaluation episodes, one an environment, tiled into one video; chunks are executed
     action by action, so that every step is shown."""
-    count, successes, path = env.num_envs, 0, None
+    count, path = env.num_envs, None
+    returns, succeeded = [0.0] * count, [False] * count
     with VideoRecorder(folder, fps=fps, tile=count) as recorder:
         for step in play(policy, env, options, range(count), device=device, pictures=True, seed=seed):
             recorder.add(step.row, step.picture, overlay_of(step, env.spec.has_success))
+            returns[step.episode] += step.reward
             if step.ended:
-                successes += step.succeeded
+                succeeded[step.episode] = step.succeeded
                 outcome = step.succeeded if env.spec.has_success else None
                 path = recorder.end_episode(step.row, outcome, name) or path
     assert path is not None, "every episode ended, so the grid is complete"
-    return Recording(path, successes, count)
+    return Recording(path, tuple(zip(succeeded, returns, strict=True)))
 
 
 def film_episodes(

@@ -17,6 +17,7 @@ from embodied.training.progress import Progress
 from embodied.training.run import Collection, Evaluation, TrainingRun
 from embodied.training.workload import Workload
 from envs.api import EnvSpec
+from policies.vla.prompt import prompts_of
 
 
 @dataclasses.dataclass
@@ -50,6 +51,9 @@ class EmbodiedRun(TrainingRun):
         longest = self.recipe.env.longest_episode
         if fault := cut_attempts(self.recipe, self.spec.episode_steps if longest is None else longest):
             raise ConfigurationError(fault)
+        prompts = prompts_of(dataclasses.asdict(self.recipe.policy), self.spec.instructions)
+        for prompt in prompts[:1]:
+            self.screen.say(f"the policy reads {prompt!r}" + (f" and {len(prompts) - 1} more" if prompts[1:] else ""))
         await super().start()
 
     async def collect(self, iteration: int) -> Collection:

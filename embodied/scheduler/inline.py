@@ -133,8 +133,8 @@ class InlineLauncher(Launcher):
                 await worker.close()
 
     async def sync_weights(self, version: int) -> None:
-        """Within one process the tensors are shared, once, and nothing is copied unless the edge keeps them apart, or one
-        of its stages leaves the device: it must not take the other's tensors along."""
+        """Within one process the tensors are shared, once, and nothing is copied unless the edge keeps them apart, or
+        one of its stages leaves the device: it must not take the other's tensors along."""
         for edge in self.flow.weight_edges:
             apart = edge.apart or not all(self.plan.stages[name].resident for name in (edge.source, edge.target))
             for worker in self.groups[edge.target].workers:

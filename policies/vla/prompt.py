@@ -7,6 +7,8 @@ Padding stands between the beginning-of-sequence token and the rest, so that the
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tokenizers
 import torch
@@ -32,6 +34,12 @@ class Template(enum.Enum):
         if self is Template.OPENVLA_V01:
             return f"{_ASSISTANT} USER: {question} ASSISTANT:"
         return f"In: {question}\nOut:"
+
+
+def prompts_of(options: Mapping[str, Any], instructions: Sequence[str]) -> list[str]:
+    """What a policy with these options reads for each of `instructions`; nothing for one without prompts."""
+    template = options.get("prompt")
+    return [Template(template).fill(text) for text in instructions] if isinstance(template, str) else []
 
 
 class PromptEncoder:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import scripted_env as world
@@ -14,6 +17,7 @@ from pooled_world import is_gone, pool, seeds, with_code
 
 from embodied.errors import SimulatorError
 from envs.pool import PoolVectorEnv
+from envs.pool.worker import DONE, REQUESTED
 
 pytestmark = pytest.mark.alone
 
@@ -114,13 +118,21 @@ def test_exception_in_a_simulator_shows_the_childs_traceback_first_and_names_its
     assert env.restarts == restarts
 
 
-def test_batch_goes_on_without_a_process_that_is_far_too_slow(caplog: pytest.LogCaptureFixture):
-    with pool(straggler_seconds=0.2) as env:
+def await_done(env: PoolVectorEnv, process: int, seconds: float = 30.0) -> None:
+    control, until = env._control[process, 0], time.monotonic() + seconds
+    while control[REQUESTED] != control[DONE]:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_batch_goes_on_without_a_process_that_is_far_too_slow(caplog: pytest.LogCaptureFixture, tmp_path: Path):
+    """It stays in a step until the gate is opened, so whatever comes before that came without it. The sound process
+    has `straggler_seconds` too, while it is all that is waited for: more than a busy machine takes."""
+    gate = tmp_path / "gate"
+    with pool(habits=world.Habits(gate=str(gate)), straggler_seconds=1.5, step_seconds=30.0) as env:
         env.reset(seeds(100, 200, 300, 400))
         with caplog.at_level(logging.WARNING):
-            began = time.monotonic()
-            result = env.step(with_code(4, 2, 0, world.NAP), 0, seeds(500, 600, 700, 800))
-            assert time.monotonic() - began < 1.4
+            result = env.step(with_code(4, 2, 0, world.STAY), 0, seeds(500, 600, 700, 800))
         assert "is left behind" in caplog.text
         assert "environments 0-1" in caplog.text
         assert "_misbehave" in caplog.text
@@ -133,7 +145,8 @@ def test_batch_goes_on_without_a_process_that_is_far_too_slow(caplog: pytest.Log
         again = env.step(torch.zeros(4, 2, 2), 0, seeds(501, 601, 701, 801))
         assert again.failed.tolist() == [True, True, False, False]
         assert again.reward.tolist() == [[0, 0], [0, 0], [3, 4], [3, 4]]
-        time.sleep(1.6)
+        gate.touch()
+        await_done(env, 0)
         assert result.reward.tolist() == [[0, 0], [0, 0], [1, 2], [1, 2]]
         # done: it starts the episodes it is given now, and takes part in the chunk after that
         back = env.step(torch.zeros(4, 1, 2), 0, seeds(520, 620, 720, 820))
@@ -145,8 +158,11 @@ def test_batch_goes_on_without_a_process_that_is_far_too_slow(caplog: pytest.Log
         assert after.reward[:, 0].tolist() == [1, 1, 6, 6]
         assert after.episodes.assignments.seed.tolist() == [520, 620, 300, 400]
         # a chunk of another length lies differently in memory, so the process is waited for before it begins
-        env.step(with_code(4, 2, 0, world.NAP), 0, seeds(503, 603, 703, 803))
+        gate.unlink()
+        env.step(with_code(4, 2, 0, world.STAY), 0, seeds(503, 603, 703, 803))
+        threading.Timer(0.3, gate.touch).start()
         other = env.step(torch.zeros(4, 1, 2), 0, seeds(504, 604, 704, 804))
+        assert (env.left_behind, env.restarts) == (2, 0)
         assert other.observation.state[:, :2].tolist() == [[0, 504], [0, 604], [9, 300], [9, 400]]
 
 
@@ -155,13 +171,16 @@ def test_all_are_waited_for_without_straggler_seconds_and_slowness_is_reported(c
         env.reset(seeds(100, 200, 300, 400))
         for _ in range(12):
             env.step(torch.zeros(4, 1, 2), 0, seeds(0, 0, 0, 0))
+        usual = env.pace.usual_seconds(0)
         with caplog.at_level(logging.WARNING):
             result = env.step(with_code(4, 1, 3, world.NAP), 0, seeds(0, 0, 0, 0))
         assert result.valid.all()
         assert env.pace.slow_chunks.tolist() == [0, 1]
         assert "environments 2-3" in caplog.text
-        assert "is slow: a chunk took 1.5" in caplog.text
-        assert env.pace.usual_seconds(0) < 0.1
+        told = re.search(r"is slow: a chunk took ([\d.]+) s", caplog.text)
+        assert told is not None
+        assert float(told[1]) >= 1.5
+        assert env.pace.usual_seconds(0) == usual  # which an exception does not change
 
 
 def test_process_that_died_while_idle_is_replaced_when_the_state_is_saved(four: PoolVectorEnv):

@@ -29,14 +29,15 @@ def compare(rank, kind, port):
         expected = alone.act(inputs, Sampling(), noise())
     shard(sharded, sharded.blocks(), ["act", "evaluate"], dist.group.WORLD, "cpu")
     with torch.no_grad():
-        found = sharded.act(inputs, Sampling(), noise())
-    assert torch.equal(found.tokens, expected.tokens)
+        acted = sharded.act(inputs, Sampling(), noise())
+    assert torch.equal(acted.tokens, expected.tokens)
     step(alone, inputs, expected.tokens)
     step(sharded, inputs, expected.tokens)
     gradients = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
-    for name, parameter in sharded.named_parameters():
-        if name in gradients:  # both ranks saw the same rows, and their gradients are summed
-            torch.testing.assert_close(parameter.grad.full_tensor(), 2 * gradients[name], atol=1e-5, rtol=1e-4)
+    found = {name: p.grad.full_tensor() for name, p in sharded.named_parameters() if p.grad is not None}
+    assert found.keys() == gradients.keys()
+    for name, gradient in found.items():  # both ranks saw the same rows, and their gradients are summed
+        torch.testing.assert_close(gradient, 2 * gradients[name], atol=1e-5, rtol=1e-4)
     dist.destroy_process_group()
 
 

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied.errors import ConfigurationError
-from embodied.scheduler import Flow, Plan, Route, StagePlan
+from embodied.scheduler import Flow, Plan, Route, StagePlan, clocks
 from embodied.scheduler.clocks import ClockOffset, aligned, measure, offset_from
 from embodied.scheduler.preflight import NodeAnswer, Probe, check_nodes, interface_of
 from embodied.scheduler.ray_launcher import RayLauncher
@@ -63,17 +64,22 @@ def test_a_moment_of_a_drifting_clock_comes_back_to_ours(ahead, drift, moment):
     assert abs(aligned(theirs(moment), first, last) - moment) < 1e-3
 
 
-def test_the_quickest_exchange_gives_the_offset():
+def test_the_quickest_exchange_gives_the_offset(monkeypatch):
     assert offset_from(10.0, 60.5, 11.0) == ClockOffset(50.0, 0.5, 10.5)
-    delays = iter([0.02, 0.0, 0.02])
+    ours = 0.0
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: ours))
+    # seconds there and back; theirs is 100 ahead, and the slow exchanges would have it 98.5 and 101 ahead
+    ways = iter([(1.0, 4.0), (0.5, 0.5), (3.0, 1.0)])
 
     async def ask():
-        await asyncio.sleep(next(delays))
-        return time.perf_counter() + 100
+        nonlocal ours
+        there, back = next(ways)
+        ours += there
+        theirs = ours + 100
+        ours += back
+        return theirs
 
-    found = asyncio.run(measure(ask, exchanges=3))
-    assert found.error < 0.009
-    assert abs(found.seconds - 100) <= found.error
+    assert asyncio.run(measure(ask, exchanges=3)) == ClockOffset(100.0, 0.5, 5.5)
 
 
 @pytest.fixture(scope="module")

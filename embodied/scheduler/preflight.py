@@ -10,6 +10,7 @@ import dataclasses
 import platform
 import shutil
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from embodied.scheduler.planner.cache import code_version
 
 # for Ray's control messages and NCCL; items and observations travel in anonymous memory, which this does not limit
 SHARED_MEMORY_BYTES = 64 << 20
+DISK_BYTES = 512 << 20  # Ray's logs, and what it spills
 _CONNECT_SECONDS = 5.0
 
 
@@ -30,7 +32,7 @@ class NodeFacts:
     """What a node runs and has.
 
     project: version and fingerprint of the source files of `embodied`. interface: network interface of its address.
-    shared_memory: free bytes in /dev/shm.
+    shared_memory: free bytes in /dev/shm. disk: free bytes where temporary files go, Ray's among them.
     """
 
     python: str
@@ -38,6 +40,7 @@ class NodeFacts:
     project: str
     interface: str | None
     shared_memory: int
+    disk: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Probe:
             project=code_version((Path(embodied.__file__).parent,)).split(" torch ")[0],
             interface=interface_of(self.address),
             shared_memory=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+            disk=shutil.disk_usage(tempfile.gettempdir()).free,
         )
 
     def listen(self) -> int:
@@ -119,6 +123,11 @@ def check_nodes(own: NodeFacts, answers: dict[str, NodeAnswer]) -> None:
             faults.append(
                 f"{name} has {answer.facts.shared_memory >> 20} MiB free in /dev/shm, {SHARED_MEMORY_BYTES >> 20} are "
                 "needed; start its container with --shm-size=1g"
+            )
+        if answer.facts.disk < DISK_BYTES:
+            faults.append(
+                f"{name} has {answer.facts.disk >> 20} MiB of disk free for temporary files, {DISK_BYTES >> 20} are "
+                "needed; free some space there, or set TMPDIR before its Ray is started"
             )
         for other, why in answer.unreachable.items():
             faults.append(

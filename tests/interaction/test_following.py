@@ -74,7 +74,10 @@ def run(folder, *overrides) -> RunFolder:
 
 def curve(folder: RunFolder) -> list[tuple[int, dict[str, float]]]:
     records = read_metrics(folder.metrics)
-    return [(r["iteration"], {k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))}) for r in records]
+    return [
+        (r["iteration"], {k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))})
+        for r in records
+    ]
 
 
 @pytest.fixture

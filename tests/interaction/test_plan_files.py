@@ -35,7 +35,10 @@ def run(folder, *overrides) -> RunFolder:
 
 
 def curve(folder: RunFolder) -> list[dict[str, float]]:
-    return [{k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))} for r in read_metrics(folder.metrics)]
+    return [
+        {k: v for k, v in r["metrics"].items() if not k.startswith(("time/", "host/"))}
+        for r in read_metrics(folder.metrics)
+    ]
 
 
 def workers(folder: RunFolder, stage: str) -> int:

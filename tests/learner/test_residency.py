@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -25,6 +26,18 @@ def test_parked_state_comes_back_to_the_bit_in_the_same_objects():
     assert torch.equal(view, before[0][3:5])
     module(torch.randn(5, 40)).sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize("piece", [64, 100, 4000])
+def test_state_larger_than_a_piece_comes_back_whole(piece, monkeypatch):
+    monkeypatch.setattr("embodied.learner.residency._PIECE", piece)
+    tensors = [torch.arange(1000.0), torch.arange(7, dtype=torch.int64)]
+    before = [t.clone() for t in tensors]
+    parking = Parking()
+    for _ in range(2):
+        parking.unload(tensors)
+        parking.load()
+        assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_tensors_that_share_memory_are_parked_once():

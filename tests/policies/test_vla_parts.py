@@ -65,6 +65,13 @@ def test_computed_statistics_are_the_quantiles_and_refuse_bad_data():
         statistics.compute(np.array([[np.nan]]), trajectories=1)
 
 
+def test_what_a_critic_sees_is_in_deviations_and_at_most_five_of_them():
+    scale = statistics.StandardScale({"mean": [1.0, 0.0, 2.0], "std": [2.0, 0.5, 0.0]})
+    seen = scale.normalise(torch.tensor([[5.0, 1.0, 2.0], [100.0, -100.0, 3.0]]))
+    # a dimension that never changed counts as changing by a thousandth
+    torch.testing.assert_close(seen, torch.tensor([[2.0, 2.0, 0.0], [5.0, -5.0, 5.0]]))
+
+
 def test_statistics_key_must_exist_and_be_unambiguous():
     stored = {"libero_spatial": {}, "bridge": {}}
     assert statistics.select(stored, "bridge")[0] == "bridge"
@@ -174,6 +181,13 @@ def test_prompts_have_the_reference_ids_and_end_with_the_empty_token():
         for prompt in record["prompts"]:
             assert template.fill(prompt["instruction"]) == prompt[kind]["prompt"]
             assert encoder.ids(prompt["instruction"]) == [*prompt[kind]["ids"], 29871]
+
+
+@pytest.mark.parametrize("template", Template)
+def test_capitals_of_an_instruction_change_no_prompt(template):
+    filled = template.fill("Push the RED cube")
+    assert filled == template.fill("push the red cube")
+    assert "to push the red cube?" in filled
 
 
 def test_a_batch_is_padded_between_beginning_and_prompt():

@@ -45,6 +45,12 @@ def test_majority_counts_equal_numbers_as_one_answer_and_silence_not_at_all():
     assert majority([judged(""), judged("")]) == 0.0
 
 
+def test_tries_that_could_not_be_graded_do_not_vote():
+    hung = Try("I say 7", 5, Finish.EOS, False, "7", Found.BOXED, Outcome.TIMEOUT, None)
+    assert majority([hung, hung, judged("2", right=True)]) == 1.0
+    assert majority([hung]) == 0.0
+
+
 def test_majority_at_k_averages_disjoint_blocks():
     right, wrong = judged("2", right=True), judged("3")
     tries = [right, right, wrong, wrong, wrong, right, right]

@@ -116,12 +116,14 @@ def test_a_group_has_signal_exactly_where_it_is_learnt_from(truncated):
     assert found == {True, False}
 
 
-def test_masked_responses_take_no_part_in_whitening():
-    given = options(advantage="reinforce_pp", truncated="mask")
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "gae"])
+def test_masked_responses_take_no_part_in_whitening(advantage):
+    given = options(advantage=advantage, truncated="mask")
     alone, _, _ = make_samples([group(0, [1.0, 0.0], [2, 3])], given)
     several = [group(0, [1.0, 0.0], [2, 3]), group(1, [5.0, 7.0], [2, 2], truncated=[True, True])]
     beside, _, _ = make_samples(several, given)
     expect(beside.advantages, alone.advantages.tolist())
+    assert beside.advantages.any()
 
 
 def test_reinforce_pp_pays_at_the_last_token_and_whitens_over_the_batch():
@@ -180,6 +182,13 @@ def test_tokens_know_their_weights_and_none_is_older_than_allowed():
         staleness(4 - samples.oldest, 0)
     with pytest.raises(CorrectnessAlarm):
         staleness(2 - samples.oldest, 1)  # of weights that are not there yet
+
+
+def test_a_response_is_as_old_as_its_oldest_token_and_padding_has_no_age():
+    versions = torch.tensor([[2, 3, 4], [3, 3, 1]])
+    given = dataclasses.replace(group(0, [1, 0], [3, 2]), versions=versions)
+    samples, _, _ = make_samples([given], options())
+    assert samples.oldest.tolist() == [2, 3]
 
 
 def loss_of(batch, logprobs, **values):

@@ -35,7 +35,9 @@ def same(a, b):
 
 
 def without_times(metrics):
-    return [{k: v for k, v in m.items() if not k.startswith(("time/", "host/")) and "per_second" not in k} for m in metrics]
+    return [
+        {k: v for k, v in m.items() if not k.startswith(("time/", "host/")) and "per_second" not in k} for m in metrics
+    ]
 
 
 def test_a_run_learns_and_leaves_everything_behind(model, tmp_path):
@@ -217,8 +219,9 @@ def test_a_checkpoint_leaves_no_more_on_a_device_than_it_may_hold(model, tmp_pat
     assert len(found) == 3  # after every iteration, and once more at the end
     for away, held in found:
         assert away
-        assert not any(held[name] for name in away)
-        assert 0 < sum(held.values()) <= 0.8 * 2**20
+        # generate says what its engine needs, whether it is there or not
+        assert not any(held[name] for name in away - {"generate"})
+        assert 0 < sum(size for name, size in held.items() if name not in away) <= 0.8 * 2**20
 
 
 def test_which_rank_learns_from_a_group_does_not_depend_on_time(model):

@@ -27,6 +27,8 @@ EXTRACTED = [
     ("three quarters, 3/4", "3/4", Found.LAST_NUMBER),
     (r"<think>\boxed{1}</think> The answer is 2", "2", Found.STATED),
     (r"<think>\boxed{1}</think> no idea", "", Found.NOTHING),
+    (r"<think>a</think> \boxed{1} <think>b</think> The answer is 2", "2", Found.STATED),
+    ("<answer>1</answer> no: <answer>2</answer>", "2", Found.STATED),
     ("", "", Found.NOTHING),
 ]
 
@@ -44,6 +46,7 @@ SAME = [
     (r"\text{Evelyn}", "evelyn"), ("1e3", "1000"),
     ("1 1/2", "1.5"), ("-2 1/4 hours", "-9/4"), ("Yes", "yes"),
     ("10 000", "10000"), (r"12\,345", "12345"),
+    ("0.0123456", "0.01234567"),
 ]  # fmt: skip
 DIFFERENT = [
     ("4", "5"), ("1000000", "1000001"), ("1/3", "0.3333"), ("3", "-3"), ("5 cm", "5 m"), ("2m", "2"), ("2", "2 x"),
@@ -51,6 +54,7 @@ DIFFERENT = [
     ("1e999999999", "3"), ("1/0", "0"), ("no idea", "4"), ("12 or 13", "13"), ("Evenly", "Evelyn"),
     ("on", "no"), ("no", "on"), ("1 1/2", "11/2"), ("1 1/0", "1"),
     ("3 5", "35"), ("35", "3 5"),
+    ("0.0000012", "0.000001"), ("0.012345", "0.0123456"),
 ]  # fmt: skip
 
 
@@ -69,6 +73,7 @@ def test_canonical_spelling_joins_equal_votes():
     assert canonical("1,000") == canonical("1000") == "1000"
     assert canonical(r"\text{Yes}") == canonical("yes")
     assert canonical(r"\frac{2}{4}") == canonical("1/2")
+    assert canonical(r"10\%") == canonical("0.1") != canonical("10")
 
 
 def test_containing_the_right_number_earns_nothing():

@@ -92,6 +92,23 @@ def test_a_failed_write_leaves_the_previous_checkpoint_and_says_why(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
 
 
+def test_what_the_disk_changed_while_writing_is_found_and_the_previous_checkpoint_stays(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 1, STATE)
+
+    def faulty(path):
+        if path.name == "state.safetensors":
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1  # a number: the file as such is still in order
+            path.write_bytes(data)
+
+    monkeypatch.setattr("embodied.runs.checkpoint.flush_to_disk", faulty)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors differ.*Earlier checkpoints are intact"):
+        save(store, 2, STATE)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
+    assert same(store.latest().state(), STATE)
+
+
 def test_a_disk_that_is_really_full_leaves_the_previous_checkpoint_and_holds_nothing(tmp_path):
     """No file of this process may pass 64 KiB, so that the tensors' writer meets what it meets on a full disk."""
     script = textwrap.dedent("""

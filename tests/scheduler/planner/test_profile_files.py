@@ -112,16 +112,32 @@ def test_shards_are_never_counted_smaller_than_they_are():
     assert (shard <= 1.25 / devices).all()
 
 
-def test_fit_recovers_the_model_that_made_the_measurements():
-    truth = StageCost(time=TimeModel(fixed=0.4, per_item=0.03, per_doubling=0.2))
-    points = [(i, d) for i in (8, 32, 128, 512) for d in (1, 2, 8)]
-    taken = [
-        Measurement(items=i, devices=d, seconds=float(costs.seconds(truth, GROUP, i, np.array([d]))[0]))
+def measured(cost, points):
+    return [
+        Measurement(items=i, devices=d, seconds=float(costs.seconds(cost, GROUP, i, np.array([d]))[0]))
         for i, d in points
     ]
-    found = fit_time(taken)
+
+
+def test_fit_recovers_the_model_that_made_the_measurements():
+    truth = StageCost(time=TimeModel(fixed=0.4, per_item=0.03, per_doubling=0.2))
+    found = fit_time(measured(truth, [(i, d) for i in (8, 32, 128, 512) for d in (1, 2, 8)]))
     assert (found.fixed, found.per_item, found.per_doubling) == pytest.approx((0.4, 0.03, 0.2))
     assert found.per_item_squared == 0
+    assert found.error < 1e-6
+
+
+def test_fit_counts_the_items_of_the_busiest_replica():
+    truth = StageCost(time=TimeModel(fixed=0.4, per_item=0.3))
+    found = fit_time(measured(truth, [(i, d) for i in (3, 7, 10, 33) for d in (1, 2, 4)]))
+    assert (found.fixed, found.per_item) == pytest.approx((0.4, 0.3))
+    assert found.error < 1e-6
+
+
+def test_fit_divides_items_among_replicas_and_not_among_their_devices():
+    truth = StageCost(time=TimeModel(fixed=0.4, per_item=0.3), devices_per_replica=2)
+    found = fit_time(measured(truth, [(i, d) for i in (8, 32, 128) for d in (2, 4, 8)]), devices_per_replica=2)
+    assert (found.fixed, found.per_item) == pytest.approx((0.4, 0.3))
     assert found.error < 1e-6
 
 

@@ -62,12 +62,12 @@ def test_parts_in_turn_add_up_and_loads_are_charged():
     assert not all(p.resident for work, _ in works(found.schedule) for p in work.placements)
 
 
-def cycle_problem(devices=2, rounds=10, slots=4, lengths=()) -> Problem:
+def cycle_problem(devices=2, rounds=10, slots=4, lengths=(), epochs=1) -> Problem:
     stages = {
         "env": stage(time=TimeModel(per_item=0.25), pieces=1),
         "policy": stage(time=TimeModel(fixed=0.5, per_item=0.125), pieces=1),
     }
-    cycles = (CycleProfile(stages=("env", "policy"), rounds=rounds, max_slots=slots, lengths=lengths),)
+    cycles = (CycleProfile(stages=("env", "policy"), rounds=rounds, max_slots=slots, lengths=lengths, epochs=epochs),)
     return Problem(flow(stages, [("env", "policy"), ("policy", "env")], devices=devices, cycles=cycles))
 
 
@@ -108,6 +108,17 @@ def test_episodes_that_end_early_shorten_the_rollout_below_the_formula():
     found, full = choose(cycle_problem(lengths=lengths)), choose(cycle_problem())
     assert found.bound == full.bound
     assert found.seconds < 0.9 * full.seconds
+
+
+def test_a_round_costs_what_its_living_episodes_cost_and_every_epoch_begins_with_all():
+    # of 8 items 8, 6, 2 and 2 are alive in the four rounds of an epoch
+    lengths = (0.25, 0.5, 0.5, 1.0)
+    env, policy = (8 + 6 + 2 + 2) * 0.25, 4 * 0.5 + (8 + 6 + 2 + 2) * 0.125
+    members = (Placement("env", "accelerator", "g", 1), Placement("policy", "accelerator", "g", 1))
+    work = Work(members, (("env",), ("policy",)), 1)
+    for epochs in (1, 2):
+        problem = cycle_problem(rounds=4, lengths=lengths, epochs=epochs)
+        assert simulate(problem, work).seconds == epochs * (env + policy)
 
 
 def test_a_stream_hands_on_early_what_finishes_early():

@@ -4,6 +4,7 @@ page with a film of every failure."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -63,6 +64,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write results.json and its page, print the rate."""
+    with contextlib.ExitStack() as held:
+        return _run(args, held)
+
+
+def _run(args: argparse.Namespace, held: contextlib.ExitStack) -> int:
     from embodied.datasets.writer import require_same_origin
     from embodied.interaction.assignments import left_out
     from embodied.interaction.evaluate import (
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from embodied.interaction.outcome_films import film_outcomes
     from embodied.interaction.robustness import conditions, take_robustness
     from embodied.report import build_evaluation_page
-    from embodied.runs.files import untaken
+    from embodied.runs.files import reserved
     from embodied.runs.versions import versions
 
     if args.films < 0 or args.fps < 1 or args.every < 1:
@@ -95,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
         require_own_dataset(args.dataset, env.id)
         _require_outcomes(args, known)
         require_same_origin(args.dataset, _origin(args, policy, env, options))
-    out = writable(args.out or untaken(_home(find_run(args.policy), policy) / "results.json"))
+    # another evaluation of the same policy may be under way: its name must not be taken too
+    out = writable(args.out or held.enter_context(reserved(_home(find_run(args.policy), policy) / "results.json")))
     result, spec = evaluate_policy(policy, env, options, device=device)
     record = results_record(result, spec, policy=policy, env=env, options=options, versions=versions(), device=device)
     page = out.with_suffix(".html")

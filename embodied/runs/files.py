@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,33 @@ def untaken(path: Path, holds: str = "") -> Path:
 
     holds: for a folder, the file in it that says that it is taken; an empty folder is free then.
     """
-    names = itertools.chain([path.name], (f"{path.stem}-{number}{path.suffix}" for number in itertools.count(2)))
-    candidates = (path.with_name(name) for name in names)
-    return next(one for one in candidates if not (one / holds if holds else one).exists())
+    return next(one for one in _numbered(path) if not (one / holds if holds else one).exists())
+
+
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[Path]:
+    """As `untaken`, for a file, which others cannot take meanwhile: it is there, empty, from now on. What is still
+    empty at the end of the block is removed. Raises RefusedInput where no file can be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chosen = next(one for one in _numbered(path) if _made(one))
+    except OSError as error:
+        raise RefusedInput(f"{path} cannot be written: {error.strerror or error}; choose another with --out") from None
+    try:
+        yield chosen
+    finally:
+        if chosen.is_file() and not chosen.stat().st_size:
+            chosen.unlink()
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.open("x").close()
+    except FileExistsError:
+        return False
+    return True

@@ -124,6 +124,8 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
                     await run.restore(checkpoint)
                     done = f"{run.progress.amount:,} {run.progress.unit}"
                     screen.say(f"resumed after iteration {checkpoint.step} ({done})")
+                elif going_on:
+                    screen.say("there is no checkpoint yet; starting from the beginning")
                 # only now: whoever resumes goes by it, so it has to be one that this run can go on with
                 folder.write_plan(system.plan.to_json())
                 state, before = run.progress, None

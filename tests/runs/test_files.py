@@ -1,8 +1,11 @@
-"""Paths of a run's recipe, as it keeps them."""
+"""Paths of a run's recipe, as it keeps them, and names that nobody else has."""
 
 from __future__ import annotations
 
-from embodied.runs.files import anchored
+import pytest
+
+from embodied.errors import RefusedInput
+from embodied.runs.files import anchored, reserved
 
 
 def test_paths_of_what_is_there_become_absolute_and_all_else_stays(tmp_path, monkeypatch):
@@ -28,3 +31,19 @@ def test_paths_of_what_is_there_become_absolute_and_all_else_stays(tmp_path, mon
         "problems": {"files": [str(tmp_path / "a.jsonl"), "hub:owner/name"]},
     }
     assert values["policy"]["checkpoint"] == "policy"
+
+
+def test_two_at_once_get_names_of_their_own_and_leave_nothing_empty(tmp_path):
+    path = tmp_path / "new" / "results.json"
+    with reserved(path) as first, reserved(path) as second, reserved(path) as third:
+        assert [one.name for one in (first, second, third)] == ["results.json", "results-2.json", "results-3.json"]
+        second.write_text("{}")
+    assert [one.name for one in path.parent.iterdir()] == ["results-2.json"]
+    with reserved(path) as again:
+        assert again == path
+
+
+def test_a_place_where_no_file_can_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RefusedInput, match="cannot be written"), reserved(tmp_path / "file" / "results.json"):
+        pass

@@ -216,6 +216,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_pat
     folder.plan.unlink()  # it may have been stopped before there was one
     assert started_with(BeanWorkload(late), folder) == "beans train beans"
     carried_out(BeanWorkload(late), tmp_path / "run", resume=True)
+    assert "there is no checkpoint yet; starting from the beginning" in folder.log.read_text()
     assert curve(tmp_path / "run") == whole
 
 

@@ -6,9 +6,12 @@ Everything said is also written to the run's log.
 from __future__ import annotations
 
 import collections
+import contextlib
+import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -73,12 +76,14 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with self._perhaps_unread():
+                self._bar.stop()
         self._log.close()
 
     def say(self, text: str) -> None:
         """Print a line that stays, and log it."""
-        self.console.print(text, markup=False)
+        with self._perhaps_unread():
+            self.console.print(text, markup=False)
         self._note(text)
 
     def count_from(self, done: int) -> None:
@@ -101,7 +106,18 @@ class RunProgress:
             )
         elif time.monotonic() - self._last_line >= _LINE_SECONDS:
             self._last_line = time.monotonic()
-            self.console.print(line, markup=False)
+            with self._perhaps_unread():
+                self.console.print(line, markup=False)
+
+    @contextlib.contextmanager
+    def _perhaps_unread(self) -> Iterator[None]:
+        """A terminal that is closed gives an error (EIO) to whoever writes, maybe before the signal that says so."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            self.console.on_broken_pipe()
 
     def _note(self, text: str) -> None:
         self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 
 import pytest
 
@@ -39,6 +40,9 @@ EPISODES = (
 
 @pytest.fixture
 def record(tmp_path):
+    (tmp_path / "policy.json").write_text(
+        json.dumps({"kind": "openvla_oft", "options": {"prompt": "openvla"}, "interface": {}})
+    )
     return results_record(
         EvaluationResult(EPISODES),
         SPEC,
@@ -48,6 +52,13 @@ def record(tmp_path):
         versions={},
         device="cpu",
     )
+
+
+def test_the_prompts_are_told_that_the_policy_reads(record):
+    assert record["prompts"] == [
+        "In: What action should the robot take to push the cube?\nOut:",
+        "In: What action should the robot take to pull the cube?\nOut:",
+    ]
 
 
 def test_rates_are_shares_of_the_episodes_and_the_interval_is_that_of_success_at_any_step(record):

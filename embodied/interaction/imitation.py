@@ -36,6 +36,7 @@ from embodied.runs.folder import RunFolder
 from embodied.runs.lock import writing_alone
 from embodied.runs.metrics import MetricsLog
 from embodied.runs.progress import RunProgress, spoken_time
+from embodied.runs.turns import CheckpointTurns
 from embodied.runs.versions import versions
 from embodied.system.termination import interruption
 from policies import registry
@@ -95,6 +96,7 @@ class Fit:
         self.recipe, self.folder, self.screen = recipe, folder, screen
         self.device = resolve_device(recipe.machine.device)
         self.store = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
+        self.checkpoints = CheckpointTurns(recipe.checkpoint)
         self.progress = Progress()
         self._clock = time.monotonic()
         training, held_out = split
@@ -262,7 +264,7 @@ class Fit:
             "learner": self.learner.state_dict(),
             "samples": self._samples(),
         }
-        with self.store.writing(self.progress.step, state):
+        with self.checkpoints.writing(), self.store.writing(self.progress.step, state):
             pass
 
     def restore(self) -> None:
@@ -420,7 +422,7 @@ def _loop(run: Fit, resumed: bool) -> str:
                 run.note(measured)
             log.write(progress.step, progress.step * run.batch_size, run.seconds(), metrics)
             screen.update(progress.step, f"loss {metrics['sft/loss']:.3f}, accuracy {metrics['sft/accuracy']:.0%}")
-            if progress.step % recipe.checkpoint.every == 0 or run.over() is not None:
+            if run.checkpoints.due(progress.step) or run.over() is not None:
                 run.save()
         if run.held_out is None:
             run.export()

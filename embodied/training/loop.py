@@ -248,7 +248,7 @@ async def _loop(
             metrics |= progress.last | {"time/evaluate_s": time.perf_counter() - began}
             end = run.over()  # and only here: a limit that passes later has its evaluation first
         metrics_log.write(progress.iteration, progress.amount, run.seconds(), metrics)
-        if progress.iteration % recipe.checkpoint.every == 0:
+        if run.checkpoint_due():
             try:
                 await run.save()
             except CheckpointError as error:
@@ -273,6 +273,7 @@ async def _account(
 ) -> tuple[dict[str, float], Verdict | None]:
     """Count the iteration, say how it went, and return its metrics and what following the plan came to."""
     run.progress.add(step.collected.amount)
+    run.note_time()
     memory, warnings = run.memory.note(run.progress.iteration, run.left())
     run.warn((*step.collected.warnings, *step.learnt.warnings, *warnings))
     metrics = step.collected.metrics | step.learnt.metrics | memory

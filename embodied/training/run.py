@@ -12,6 +12,7 @@ from embodied.learner.update import Update
 from embodied.runs.checkpoint import Checkpoint, CheckpointStore
 from embodied.runs.folder import RunFolder
 from embodied.runs.progress import RunProgress
+from embodied.runs.turns import CheckpointTurns
 from embodied.scheduler.launcher import Launcher
 from embodied.scheduler.plan import Plan
 from embodied.system.memory import MemoryWatch
@@ -52,6 +53,7 @@ class TrainingRun(abc.ABC):
         self.workload, self.folder, self.system, self.screen = workload, folder, system, screen
         self.progress = workload.progress()
         self.store = CheckpointStore(folder.checkpoints, keep=workload.recipe.checkpoint.keep)
+        self.checkpoints = CheckpointTurns(workload.recipe.checkpoint)
         self._clock = time.monotonic()
         self._lap = self._clock
         self._warned: dict[str, int] = {}
@@ -119,13 +121,19 @@ class TrainingRun(abc.ABC):
         return max(1, min([*ahead, self.left(), self._until_time()]))
 
     def _until_time(self) -> int:
-        """Iterations until the clock's limit is looked at again: each of them where nothing is collected ahead, else as
-        many as there is time for by what they lasted so far."""
+        """Iterations until the clock is looked at again: each of them where nothing is collected ahead, else as many as
+        there is time for by what they lasted so far."""
+        if not self.workload.ahead:
+            return 1
         minutes, done = self.workload.recipe.goal.minutes, self.progress.iteration
         if minutes is None:
             return self.left()
         spent = self.seconds()
-        return int((minutes * 60 - spent) * done / spent) if self.workload.ahead and spent else 1
+        return int((minutes * 60 - spent) * done / spent) if spent else 1
+
+    def checkpoint_due(self) -> bool:
+        """Whether the iteration just done has its checkpoint."""
+        return self.checkpoints.due(self.progress.iteration, by_clock=not self.workload.ahead)
 
     def left(self) -> int:
         """Iterations until the limit."""
@@ -136,7 +144,11 @@ class TrainingRun(abc.ABC):
         latest = self.store.latest()
         if latest is not None and latest.step == self.progress.iteration:
             return latest
-        self.progress.seconds, self._clock = self.seconds(), time.monotonic()
+        self.note_time()
+        with self.checkpoints.writing():
+            return await self._write()
+
+    async def _write(self) -> Checkpoint:
         async with self.system.turn(*self.trained):
             workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
             for name in filter(self._acts_as_one, workers):
@@ -184,6 +196,7 @@ class TrainingRun(abc.ABC):
         """Remember the best, the last, and how often in a row the goal was met; say how it went."""
         goal, progress, metrics = self.workload.recipe.goal, self.progress, evaluation.metrics
         value = metrics[goal.measure]
+        self.note_time()
         progress.last = metrics
         progress.before = progress.before or metrics
         if not progress.best or value > progress.best[goal.measure]:
@@ -226,6 +239,10 @@ class TrainingRun(abc.ABC):
         now = time.monotonic()
         seconds, self._lap = now - self._lap, now
         return max(seconds, 1e-9)
+
+    def note_time(self) -> None:
+        """Have the progress know the seconds so far; it is what is left of a run that is interrupted."""
+        self.progress.seconds, self._clock = self.seconds(), time.monotonic()
 
     def seconds(self) -> float:
         """Wall seconds this run has taken, stops left out."""

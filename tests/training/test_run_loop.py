@@ -11,6 +11,7 @@ import pytest
 
 from embodied.commands import report, workloads
 from embodied.errors import CheckpointError, ConfigurationError, EmbodiedError, RefusedInput, WorkerDied
+from embodied.runs import turns
 from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.folder import RunFolder, create_run_folder
 from embodied.runs.lock import writing_alone
@@ -197,9 +198,22 @@ def test_an_interrupted_run_says_so_and_goes_on(tmp_path, whole):
         carried_out(BeanWorkload(run=Interrupted), tmp_path / "run")
     result = RunFolder(tmp_path / "run").read_result()
     assert (result["status"], result["iterations"]) == ("interrupted", 3)
+    assert result["seconds"] > 0
     assert started_with(BeanWorkload(), RunFolder(tmp_path / "run")) == "beans train beans"
     carried_out(BeanWorkload(), tmp_path / "run", resume=True)
     assert curve(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_clock_brings_checkpoints_where_nothing_is_under_way_then(tmp_path, monkeypatch, whole, ahead):
+    monkeypatch.setattr(turns, "_LARGEST_SHARE", float("inf"))  # iterations take less time than writing here
+    monkeypatch.setattr(BeanWorkload, "ahead", ahead)
+    by_clock = CheckpointConfig(every=1000, minutes=1e-9, keep=20)
+    outcome = carried_out(BeanWorkload(recipe(checkpoint=by_clock)), tmp_path / "run")
+    steps = sorted(path.name for path in outcome.folder.checkpoints.iterdir())
+    assert steps == (["step_4"] if ahead else [f"step_{i}" for i in range(1, 5)])
+    if not ahead:
+        assert curve(tmp_path / "run") == whole
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_path, whole):

@@ -7,7 +7,7 @@ import copy
 import errno
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,23 +79,14 @@ def require_writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def untaken(path: Path, holds: str = "") -> Path:
-    """`path`, or the first of `name-2`, `name-3`, ... that is not there, so that nothing is written over.
-
-    holds: for a folder, the file in it that says that it is taken; an empty folder is free then.
-    """
-    return next(one for one in _numbered(path) if not (one / holds if holds else one).exists())
-
-
 @contextlib.contextmanager
 def reserved(path: Path) -> Iterator[Path]:
-    """As `untaken`, for a file, which others cannot take meanwhile: it is there, empty, from now on. What is still
-    empty at the end of the block is removed. Raises RefusedInput where no file can be made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        chosen = next(one for one in _numbered(path) if _made(one))
-    except OSError as error:
-        raise RefusedInput(f"{path} cannot be written: {error.strerror or error}; choose another with --out") from None
+    """A file at `path`, or at the first of `name-2`, `name-3`, ... that is not there, so that nothing is written over.
+
+    Others cannot take it meanwhile: it is there, empty, from now on. What is still empty at the end of the block is
+    removed. Raises RefusedInput where no file can be made.
+    """
+    chosen = _first_made(path, lambda one: one.open("x").close())
     try:
         yield chosen
     finally:
@@ -103,14 +94,34 @@ def reserved(path: Path) -> Iterator[Path]:
             chosen.unlink()
 
 
+@contextlib.contextmanager
+def reserved_folder(path: Path) -> Iterator[Path]:
+    """As `reserved`, for a folder."""
+    chosen = _first_made(path, Path.mkdir)
+    try:
+        yield chosen
+    finally:
+        if chosen.is_dir() and not any(chosen.iterdir()):
+            chosen.rmdir()
+
+
+def _first_made(path: Path, make: Callable[[Path], None]) -> Path:
+    """make: raises FileExistsError for what is there already."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return next(one for one in _numbered(path) if _made(one, make))
+    except OSError as error:
+        raise RefusedInput(f"{path} cannot be written: {error.strerror or error}; choose another with --out") from None
+
+
 def _numbered(path: Path) -> Iterator[Path]:
     yield path
     yield from (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
 
 
-def _made(path: Path) -> bool:
+def _made(path: Path, make: Callable[[Path], None]) -> bool:
     try:
-        path.open("x").close()
+        make(path)
     except FileExistsError:
         return False
     return True

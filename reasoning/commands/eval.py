@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import sys
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from typing import Any
 
 from embodied.commands.common import add_verb, relative
 from embodied.errors import EXIT_DONE, CheckpointError, ConfigurationError, RefusedInput, suggest
-from embodied.runs.files import require_writable, untaken
+from embodied.runs.files import require_writable, reserved_folder
 from reasoning.commands.data import (
     COLUMNS,
     OF_FAMILIES,
@@ -69,6 +70,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, write both files, print the table."""
+    with contextlib.ExitStack() as held:
+        return _run(args, held)
+
+
+def _run(args: argparse.Namespace, held: contextlib.ExitStack) -> int:
     import torch
 
     from embodied.config import parse
@@ -118,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
             check_problem(term.kind, problem)
     device = resolve_device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and device != "cpu") else torch.float32
-    out = args.out or untaken(_home(Path(args.model)) / "evaluation", "results.json")
+    # another evaluation of the same model may be under way: its folder must not be taken too
+    out = args.out or held.enter_context(reserved_folder(_home(Path(args.model)) / "evaluation"))
     require_writable(out, "--out")
     model = load_model(source, dtype=dtype, device=device)
     longest = max(len(prompter.tokens(problem)) for problem in problems)
@@ -145,6 +152,12 @@ def run(args: argparse.Namespace) -> int:
     }
     found, shares = estimates(results), rates(results)
     _, page = write_results(out, described, results, found, shares)
+    _print_table(results, found, shares)
+    print(f"every response: {relative(page)}")
+    return EXIT_DONE
+
+
+def _print_table(results: Any, found: Any, shares: dict[str, float]) -> None:
     for name, e in found.items():
         print(f"{name:10} {e.value:7.2%}  (95 % interval {e.low:.2%} to {e.high:.2%}, {e.problems} problems)")
     print(
@@ -154,8 +167,6 @@ def run(args: argparse.Namespace) -> int:
         first = next(t for result in results for t in result.tries if t.detail)
         print(f"ungraded counts as wrong; the first: {first.outcome.value}, {first.detail}")
     print(f"tokens    {shares['tokens_mean']:.0f} on average, longest {shares['tokens_longest']:.0f}")
-    print(f"every response: {relative(page)}")
-    return EXIT_DONE
 
 
 def _home(model: Path) -> Path:

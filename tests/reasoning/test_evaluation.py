@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 
 import pytest
 
@@ -144,6 +145,17 @@ def test_a_protocol_reads_a_local_file_of_the_same_shape(model, tmp_path):
 def test_eval_refuses_what_makes_no_sense(model, arguments, said, capsys):
     assert main(["eval", *[str(model) if a == "MODEL" else a for a in arguments]]) == 2
     assert said in capsys.readouterr().err
+    assert not (model / "evaluation").exists()
+
+
+def test_evaluations_of_one_model_do_not_write_over_each_other(model, tmp_path):
+    mine = tmp_path / "model"
+    shutil.copytree(model, mine)
+    arguments = ["eval", str(mine), "family:arithmetic", "--size", "2", "--max-new-tokens", "2"]
+    for _ in range(2):
+        assert main(arguments) == 0
+    for name in ("evaluation", "evaluation-2"):
+        assert {path.name for path in (mine / name).iterdir()} == {"results.json", "index.html"}
 
 
 def test_prompts_use_the_chat_template_or_our_own():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embodied.errors import RefusedInput
-from embodied.runs.files import anchored, reserved
+from embodied.runs.files import anchored, reserved, reserved_folder
 
 
 def test_paths_of_what_is_there_become_absolute_and_all_else_stays(tmp_path, monkeypatch):
@@ -43,7 +43,19 @@ def test_two_at_once_get_names_of_their_own_and_leave_nothing_empty(tmp_path):
         assert again == path
 
 
+def test_two_at_once_get_folders_of_their_own_and_leave_nothing_empty(tmp_path):
+    path = tmp_path / "new" / "evaluation"
+    with reserved_folder(path) as first, reserved_folder(path) as second, reserved_folder(path) as third:
+        assert [one.name for one in (first, second, third)] == ["evaluation", "evaluation-2", "evaluation-3"]
+        (second / "results.json").write_text("{}")
+    assert [one.name for one in path.parent.iterdir()] == ["evaluation-2"]
+    with reserved_folder(path) as again:
+        assert again == path
+
+
 def test_a_place_where_no_file_can_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RefusedInput, match="cannot be written"), reserved(tmp_path / "file" / "results.json"):
+        pass
+    with pytest.raises(RefusedInput, match="cannot be written"), reserved_folder(tmp_path / "file" / "evaluation"):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -103,7 +104,13 @@ def _say_differences(folder: Path, options: VLAConfig) -> None:
         else:
             differing.append(f"policy.{name}={before} (now {now})")
     if differing:
-        logger.warning("the policy in %s was made with %s; it may fare worse otherwise.", folder, ", ".join(differing))
+        _warn_once(f"the policy in {folder} was made with {', '.join(differing)}; it may fare worse otherwise.")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """Learner, rollout and films build the same policy; one process says it once."""
+    logger.warning(message)
 
 
 def _without_weights(bundle: Bundle, folder: Path) -> OpenVLAModel:

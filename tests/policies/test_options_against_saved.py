@@ -30,7 +30,8 @@ def saved(tmp_path_factory):
 def test_what_differs_is_named(saved, caplog, changes, said):
     options = {"chunk": 4, "image": {"crop_area": 0.9}, **changes}
     with caplog.at_level(logging.WARNING):
-        policies.build("openvla_oft/tiny", checkpoint=str(saved), **options)
+        for _ in range(2):  # as learner and rollout do; said once
+            policies.build("openvla_oft/tiny", checkpoint=str(saved), **options)
     found = [record.message for record in caplog.records if "was made with" in record.message]
     assert len(found) == bool(said)
     assert all(words in found[0] for words in said)

@@ -16,6 +16,7 @@ _RECORDING: dict[str, Any] = {
     "out": None,
     "noise": 0.0,
     "wander": 0,
+    "pace": 1.0,
     "policy": "",
     "policy_steps": None,
     "keep": "successes",
@@ -59,6 +60,13 @@ def add_parser(subparsers: Any) -> None:
         help="begin with up to so many steps in a drawn direction, so that a policy has to look (e.g. 6; default 0)",
     )
     parser.add_argument(
+        "--pace",
+        type=float,
+        default=_RECORDING["pace"],
+        help="demonstrators of different skill: each attempt makes a drawn share, from this one to 1, of the expert's "
+        "motions (e.g. 0.3 with --keep all; default 1)",
+    )
+    parser.add_argument(
         "--policy",
         default=_RECORDING["policy"],
         help="let this policy play the first steps of attempts; the expert labels them (DAgger)",
@@ -69,7 +77,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--keep", choices=("successes", "all"), default=_RECORDING["keep"], help="which attempts to keep"
     )
-    parser.add_argument("--seed", type=int, default=_RECORDING["seed"], help="of worlds and noise (default 0)")
+    parser.add_argument("--seed", type=int, default=_RECORDING["seed"], help="of worlds, noise and paces (default 0)")
     parser.add_argument(
         "--preview", type=int, default=_RECORDING["preview"], help="episodes in the preview video (default 4; 0: none)"
     )
@@ -99,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     given = env_overrides(args.overrides)
     values = {"num_envs": min(args.episodes, _ENVIRONMENTS), **given, "id": args.env}
     config = expert_config(values)
-    names = ("episodes", "noise", "wander", "policy", "policy_steps", "keep", "seed")
+    names = ("episodes", "noise", "wander", "pace", "policy", "policy_steps", "keep", "seed")
     options = parse(DemonstrationConfig, {name: getattr(args, name) for name in names})
     if options.policy:
         require_fit(find_policy(options.policy), config)

@@ -38,15 +38,20 @@ class DemonstrationConfig:
         the labels stay the expert's own, so that recovering from mistakes is shown too (DART, Laskey et al. 2017).
     wander: an attempt begins with up to so many steps (how many is drawn for each) in a drawn direction instead of the
         expert's, so that where the hand is says little about where it has to go, and a policy learns to look.
+    pace: the least share of the expert's translations that is made. Each attempt is another demonstrator's, whose share
+        is drawn from here to 1: slow ones take longer, and where a weak push is none they stop short. The labels are
+        what the demonstrator would do, so a policy learns the mixture, and has something left to learn.
     policy: a saved policy that plays a part of every attempt, after wandering and before the expert, so that the expert
         labels where the policy errs (DAgger, Ross et al. 2011); "" for none. It acts greedily.
     policy_steps: how many steps that is at most (how many is drawn for each attempt); None for half an episode.
-    keep: "successes" alone, or "all" attempts. seed: of worlds, noise, wandering and steps of the policy.
+    keep: "successes" alone, or "all" attempts. seed: of worlds, noise, paces, wandering and steps of the
+        policy.
     attempts: give up after so many attempts for every episode wanted."""
 
     episodes: int = 50
     noise: float = 0.0
     wander: int = 0
+    pace: float = 1.0
     policy: str = ""
     policy_steps: int | None = None
     keep: Literal["successes", "all"] = "successes"
@@ -58,6 +63,8 @@ class DemonstrationConfig:
             raise ValueError(f"episodes is {self.episodes}, attempts {self.attempts}; both must be at least 1")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise is {self.noise}; expected 0 to 1")
+        if not 0 < self.pace <= 1:
+            raise ValueError(f"pace is {self.pace}; expected more than 0, and 1 at most")
         if self.wander < 0:
             raise ValueError(f"wander is {self.wander}; expected 0 or more steps")
         if self.policy_steps is not None and not self.policy:
@@ -114,6 +121,7 @@ class _Recording:
         self._spread = torch.zeros_like(low)
         self._disturbed_dims = list(expert_kind(self.spec.id).disturbed)
         self._spread[self._disturbed_dims] = options.noise * ((high - low) / 2)[self._disturbed_dims]
+        self._pace_seed = derive_seed(options.seed, "pace")
         self._wander_seed = derive_seed(options.seed, "wander")
         self._novice = novice
         self._novice_steps = self.spec.episode_steps // 2 if options.policy_steps is None else options.policy_steps
@@ -185,6 +193,7 @@ class _Recording:
 
     def _play(self, observation: Observation) -> StepResult:
         shown, advice, _ = split_advice(observation, self.spec)
+        advice = self._paced(advice)
         actions = self._disturbed(advice, shown)
         for row, attempt in enumerate(self._playing):
             if attempt is not None:
@@ -194,6 +203,16 @@ class _Recording:
             if attempt is not None and not bool(result.failed[row]):
                 attempt.feel(result.reward[row, 0], result.success[row, 0])
         return result
+
+    def _paced(self, advice: torch.Tensor) -> torch.Tensor:
+        """The expert's `advice` [n, A] as each attempt's demonstrator carries it out."""
+        if self.options.pace == 1:
+            return advice
+        numbers = np.array([attempt.number if attempt is not None else 0 for attempt in self._playing])
+        drawn = RowNoise(self._pace_seed, numbers, np.zeros_like(numbers)).uniform(1)
+        paced = advice.clone()
+        paced[:, self._disturbed_dims] *= self.options.pace + (1 - self.options.pace) * drawn
+        return paced
 
     def _disturbed(self, advice: torch.Tensor, shown: Observation) -> torch.Tensor:
         """What is done instead of the expert's `advice` [n, A] about what is `shown`."""
@@ -280,6 +299,8 @@ def recording_origin(options: DemonstrationConfig, env_options: dict[str, Any]) 
     origin = {"expert": "scripted", "env": env_options, "noise": options.noise}
     if options.wander:
         origin["wander"] = options.wander
+    if options.pace != 1:
+        origin["pace"] = options.pace
     if options.policy:
         origin["policy"] = weight_hashes(find_policy(options.policy))
         origin["policy_steps"] = options.policy_steps

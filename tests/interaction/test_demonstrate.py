@@ -42,7 +42,7 @@ def pendulum(monkeypatch):
     """A simulator that forgets its past to the bit (PhysX keeps a little of its contacts), given an expert."""
     kind = experts.ExpertKind(f"{__name__}:swing", {}, (0,))
     monkeypatch.setitem(experts._KINDS, "gym", kind)
-    return {"values": PENDULUM, "keep": "all", "noise": 0.2, "wander": 6}
+    return {"values": PENDULUM, "keep": "all", "noise": 0.2, "wander": 6, "pace": 0.5}
 
 
 def assert_equal_datasets(first, second):
@@ -109,6 +109,27 @@ def test_wandering_begins_an_attempt_and_leaves_the_labels_alone(tmp_path):
         assert torch.equal(episode.actions[:, 3:], episode.labels[:, 3:])
         assert episode.actions[:, 2].min() >= -1
     assert len(set(lengths)) > 1
+
+
+def test_each_demonstrator_makes_a_share_of_the_experts_motions_and_labels_say_so(tmp_path):
+    play(tmp_path, episodes=6, pace=0.7, noise=0.1, seed=3)
+    shares = []
+    for episode in open_dataset(tmp_path):
+        expert = EXPERTS["PushCube-v1"](episode.state)
+        moves = expert[:, :3].abs() > 1e-3
+        share = (episode.labels[:, :3] / expert[:, :3])[moves]
+        assert torch.allclose(share, share[0].expand_as(share), atol=1e-4)  # one demonstrator an attempt
+        assert torch.equal(episode.labels[:, 3:], expert[:, 3:])  # rotation and gripper
+        assert (episode.actions[:, :3] != episode.labels[:, :3]).any()
+        shares.append(share[0].item())
+    assert all(0.7 <= share <= 1 for share in shares)
+    assert max(shares) - min(shares) > 0.1
+
+
+@pytest.mark.parametrize("pace", [0.0, -0.5, 1.1])
+def test_a_pace_that_is_no_share_is_refused(pace):
+    with pytest.raises(ValueError, match="more than 0, and 1 at most"):
+        DemonstrationConfig(pace=pace)
 
 
 def test_the_dataset_does_not_depend_on_how_many_environments_play(tmp_path, pendulum):

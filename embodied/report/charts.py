@@ -16,6 +16,7 @@ from embodied.report.reader import STEPS
 from embodied.report.words import count, number
 
 SIDE = 1000.0
+INTERVAL = ", 95% interval"  # ends the label of a line that has one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ def line_chart(
     y_low, y_high, y_ticks = nice_scale(*(y_range or (min([*finite, *marks]), max([*finite, *marks]))), 4)
     most = max((step for line in lines for step in line.series.steps), default=1.0)
     x_low, x_high = 0.0, max(most, 1.0)
-    _, _, x_ticks = nice_scale(x_low, x_high, 5)
+    x_ticks = [tick for tick in nice_scale(x_low, x_high, 5)[2] if tick.is_integer() and tick <= x_high]
 
     def x(step: float) -> float:
         return SIDE * (step - x_low) / (x_high - x_low)
@@ -89,8 +90,7 @@ def line_chart(
     ]
     hover = [
         {
-            "label": line.label,
-            "colour": line.colour,
+            "label": line.label.removesuffix(INTERVAL),
             "points": [
                 [round(x(s), 1), round(y(v), 1), count(s), _reading(line.series, i, y_format)]
                 for i, (s, v) in enumerate(zip(line.series.steps, line.series.values, strict=True))
@@ -101,7 +101,7 @@ def line_chart(
     ]
     return Chart(
         title=title,
-        x_ticks=[(x(t) / 10, count(t)) for t in x_ticks if x_low <= t <= x_high],
+        x_ticks=[(x(t) / 10, count(t)) for t in x_ticks],
         y_ticks=[(y(t) / 10, y_format(t)) for t in y_ticks],
         lines=drawn,
         goal=None if goal is None else (y(goal) / 10, f"goal {y_format(goal)}"),
@@ -113,9 +113,10 @@ def line_chart(
 
 def nice_scale(low: float, high: float, about: int) -> tuple[float, float, list[float]]:
     """Bounds and round ticks (steps of 1, 2, 2.5 or 5 times a power of ten) that cover [low, high]."""
-    if high <= low:
-        margin = abs(low) * 0.1 or 1.0
-        low, high = low - margin, high + margin
+    # what differs by rounding alone, as means of equal values do, has no scale of its own
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):
+        margin = abs(low) * 0.1
+        low, high = (low - margin, high + margin) if margin > 1e-300 else (0.0, 1.0)
     raw = (high - low) / about
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw * 0.999)
@@ -140,8 +141,11 @@ def _path(steps: list[float], values: list[float], x: Callable, y: Callable) -> 
 
 
 def _band(line: Series, x: Callable, y: Callable) -> str:
-    if line.low is None or line.high is None or len(line.steps) < 2:
+    if line.low is None or line.high is None:
         return ""
+    if len(line.steps) == 1 and math.isfinite(line.low[0]) and math.isfinite(line.high[0]):
+        at = x(line.steps[0])  # a single interval is a bar beside its point
+        return f"M{at - 7:.1f} {y(line.high[0]):.1f}h14V{y(line.low[0]):.1f}h-14Z"
     there = [f"{x(s):.1f} {y(v):.1f}" for s, v in zip(line.steps, line.high, strict=True) if math.isfinite(v)]
     back = [f"{x(s):.1f} {y(v):.1f}" for s, v in zip(line.steps, line.low, strict=True) if math.isfinite(v)]
     return "M" + "L".join(there + back[::-1]) + "Z" if there and back else ""

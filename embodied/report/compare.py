@@ -14,11 +14,13 @@ from embodied.errors import RefusedInput
 from embodied.report import words
 from embodied.report.charts import Chart, Line, line_chart
 from embodied.report.curve import common_grid
-from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, has_success, phase_times
-from embodied.report.page import REPORT, environment, write_page
+from embodied.report.metrics import RETURN, SUCCESS, Series, first_series, goal, has_success, phase_times
+from embodied.report.page import REPORT, environment, success_title, write_page
 from embodied.report.reader import STEPS, RunFolder, read_run
 
 COLOURS = 6
+_DASHES = ("", " dashed", " dotted")  # tell apart what shares a colour
+_LONG = 25  # rows of a table that is folded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,8 @@ def build_comparison(run_folders: Sequence[Path | str], out: Path | str | None =
     out = Path(out) if out else Path(os.path.commonpath(parents)) / "comparison.html"
     labels = _labels(runs)
     recipes = list(dict.fromkeys(run.recipe for run in runs))
-    counted = "Steps" if unit_of(runs) == STEPS else unit_of(runs).capitalize()
+    units = {run.unit for run in runs}
+    counted = "Progress" if len(units) > 1 else "Steps" if units == {STEPS} else unit_of(runs).capitalize()
     page = environment().get_template("compare.html.j2")
     write_page(
         out,
@@ -55,11 +58,20 @@ def build_comparison(run_folders: Sequence[Path | str], out: Path | str | None =
             entries=[
                 _entry(run, label, index, out) for index, (run, label) in enumerate(zip(runs, labels, strict=True))
             ],
-            columns=["Before", "After", counted, "Time", f"{counted} a second", "Seed", "Bottleneck"],
-            success=_overlaid(runs, labels, SUCCESS, "Success rate", (0.0, 1.0)),
-            returns=_overlaid(runs, labels, RETURN, "Return", None),
+            columns=[
+                "Before",
+                "Latest" if any(run.status == "open" for run in runs) else "After",
+                counted,
+                "Time",
+                f"{counted} a second",
+                "Seed",
+                "Bottleneck",
+            ],
+            success=_overlaid(runs, labels, SUCCESS, success_title(runs), (0.0, 1.0)),
+            returns=_overlaid(runs, labels, RETURN, "Return", None) if _one_return(runs) else None,
             seeds=_seeds(runs),
             differences=_differences(runs),
+            long=_LONG,
             labels=labels,
             notes=[f"{label}: {note}" for run, label in zip(runs, labels, strict=True) for note in run.notes],
         ),
@@ -82,12 +94,15 @@ def _labels(runs: list[RunFolder]) -> list[str]:
 
 def _lead(runs: list[RunFolder]) -> str:
     reached = sum(run.status == "reached" for run in runs)
-    text = f"{reached} of {len(runs)} reached their goal."
-    finals = [words.measured(run.result.get("after"), SUCCESS) for run in runs if has_success(run)]
+    aimed = sum(run.status == "reached" or goal(run) is not None for run in runs)
+    text = f"{reached} of {aimed} reached their goal." if aimed else "None of them had a goal."
+    if 0 < aimed < len(runs):
+        text += f" {len(runs) - aimed} had none."
+    finals = [words.measured(words.outcomes(run).get("after"), SUCCESS) for run in runs if has_success(run)]
     rates = [rate for rate in finals if rate is not None]
     if len(rates) == len(runs):
         mean = sum(rates) / len(rates)
-        text += f" Success after training: {words.percent(mean)} on average"
+        text += f" {success_title(runs).split()[0]} after training: {words.percent(mean)} on average"
         text += (
             f", from {words.percent(min(rates))} to {words.percent(max(rates))}." if min(rates) < max(rates) else "."
         )
@@ -97,16 +112,17 @@ def _lead(runs: list[RunFolder]) -> str:
 def _entry(run: RunFolder, label: str, index: int, out: Path) -> Entry:
     report = run.path / REPORT
     stages = [stage for stage in phase_times(run) if stage.name != "other"]
+    found = words.outcomes(run)
     speed = run.env_steps / run.seconds if run.seconds and run.env_steps is not None else None
     return Entry(
         label=label,
-        colour=str(index % COLOURS),
+        colour=_colour(index),
         link=os.path.relpath(report.resolve(), out.resolve().parent) if report.is_file() else "",
         status=run.status,
         status_word=words.STATUS_WORDS.get(run.status, run.status),
         cells=[
-            _score(run, "before"),
-            _score(run, "after"),
+            _score(run, found.get("before")),
+            _score(run, found.get("latest") or found.get("after")),
             words.count(run.env_steps),
             words.duration(run.seconds),
             words.count(speed),
@@ -116,11 +132,20 @@ def _entry(run: RunFolder, label: str, index: int, out: Path) -> Entry:
     )
 
 
-def _score(run: RunFolder, when: str) -> str:
-    results = run.result.get(when)
+def _colour(index: int) -> str:
+    return f"{index % COLOURS}{_DASHES[index // COLOURS % len(_DASHES)]}"
+
+
+def _score(run: RunFolder, results: dict[str, Any] | None) -> str:
     if has_success(run) and (rate := words.measured(results, SUCCESS)) is not None:
         return words.percent(rate)
-    return words.number(words.measured(results, RETURN))
+    value = words.measured(results, RETURN)
+    return "–" if value is None else f"return {words.number(value)}"
+
+
+def _one_return(runs: list[RunFolder]) -> bool:
+    """Whether the runs' returns are of one environment; those of several have nothing in common."""
+    return len({words.environment_id(run) for run in runs if _best_series(run, RETURN)}) == 1
 
 
 def _best_series(run: RunFolder, names: tuple[str, ...]) -> Series | None:
@@ -132,7 +157,7 @@ def _overlaid(
 ) -> Chart | None:
     """Every run's evaluations on one axis, without intervals, which would hide each other."""
     lines = [
-        Line(label, dataclasses.replace(found, low=None, high=None), str(index % COLOURS))
+        Line(label, dataclasses.replace(found, low=None, high=None), _colour(index))
         for index, (run, label) in enumerate(zip(runs, labels, strict=True))
         if (names is not SUCCESS or has_success(run)) and (found := _best_series(run, names))
     ]
@@ -157,7 +182,7 @@ def _seeds(runs: list[RunFolder]) -> Chart | None:
         recipe = members[0].recipe
         summary = Series(recipe, list(steps), list(values.mean(0)), list(values.min(0)), list(values.max(0)))
         seeds = ", ".join(str(run.seed) for run, _ in evaluated)
-        lines.append(Line(f"{recipe}: mean and range of seeds {seeds}", summary, str(len(lines) % COLOURS)))
+        lines.append(Line(f"{recipe}: mean and range of seeds {seeds}", summary, _colour(len(lines))))
     if not lines:
         return None
     return line_chart("Success over seeds", lines, y_range=(0.0, 1.0), y_format=words.percent, unit=unit_of(runs))
@@ -169,11 +194,19 @@ def unit_of(runs: Sequence[RunFolder]) -> str:
 
 
 def _differences(runs: list[RunFolder]) -> list[tuple[str, list[str]]]:
-    """(dotted key, value in each run) of every configuration key on which the runs differ."""
-    flat = [_flatten(run.config) for run in runs]
+    """(dotted key, value in each run) of every configuration key on which the runs differ, their folders left out."""
+    flat = [
+        {key: value for key, value in _flatten(run.config).items() if key == "seed" or not _is_own(run, key, value)}
+        for run in runs
+    ]
     keys = sorted({key for values in flat for key in values})
-    table = [(key, [str(values.get(key, "–")) for values in flat]) for key in keys]
+    table = [(key, [_written(values[key]) if key in values else "–" for values in flat]) for key in keys]
     return [(key, cells) for key, cells in table if len(set(cells)) > 1]
+
+
+def _written(value: Any) -> str:
+    """As in the configuration's file."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _is_own(run: RunFolder, key: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from embodied.report.page import Video, environment, video_on_page, write_page
+from embodied.report.page import Video, environment, shown_path, video_on_page, write_page
 
 _ROWS = 2000  # of the table of episodes: a page with more is no longer browsed
 
@@ -33,16 +33,18 @@ def _content(record: dict[str, Any], folder: Path, command: str) -> dict[str, An
     return {
         "title": f"Evaluation of {record['environment']['id']}",
         "env": record["environment"]["id"],
+        "policy": shown_path(Path(record["policy"]["folder"])),
         "has_success": known,
         "metrics": metrics,
         "tasks": record["tasks"],
         "conditions": record.get("robustness", []),
         "episodes": [(number, episode) for number, episode in enumerate(episodes)][:_ROWS],
         "left_out": max(0, len(episodes) - _ROWS),
-        "filmed": {"failures": "Failures", "successes": "Successes", "all": "Episodes"}[filmed],
-        "nobody": not known or not meant,
+        # without a notion of success none failed
+        "filmed": {"failures": "Failures", "successes": "Successes"}.get(filmed, "Episodes") if known else "Episodes",
+        "nobody": known and not meant,
         "films": films,
-        "missing": missing,
+        "missing": missing if known else "",
         "command": command,
         "decode": record["protocol"]["sampling"]["decode"],
         "facts": list(_facts(record)),

@@ -120,6 +120,16 @@ def first_series(rows: list[Row], group: str, names: Iterable[str]) -> Series | 
     return next((s for name in names if (s := series(rows, f"{group}/{name}"))), None)
 
 
+def least(line: Series) -> float:
+    """The least finite value; not a number if there is none."""
+    return min(filter(math.isfinite, line.values), default=math.nan)
+
+
+def most(line: Series) -> float:
+    """The greatest finite value; not a number if there is none."""
+    return max(filter(math.isfinite, line.values), default=math.nan)
+
+
 def keys_of(rows: Iterable[Row]) -> list[str]:
     """Every metric's key, in order of first appearance."""
     return list(dict.fromkeys(key for row in rows for key in row.metrics))

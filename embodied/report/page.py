@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime as dt
 import functools
 import io
 import itertools
 import os
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from PIL import Image
 from embodied import __version__
 from embodied.errors import RefusedInput
 from embodied.report import words
-from embodied.report.charts import Chart, Line, line_chart
+from embodied.report.charts import INTERVAL, Chart, Line, line_chart
 from embodied.report.metrics import (
     RETURN,
     SIGNS,
@@ -30,16 +32,25 @@ from embodied.report.metrics import (
     goal,
     has_success,
     keys_of,
+    least,
+    most,
     operation_times,
     phase_times,
     series,
 )
-from embodied.report.reader import STEPS, RunFolder, read_run
+from embodied.report.reader import RunFolder, read_run
 from embodied.training.given import read_given
 from envs.video import read_frames
 
 REPORT = "report.html"
 _MOST_RECORDINGS = 12
+_WHEN = {
+    "before": "before training",
+    "after": "after training",
+    "latest": "in the latest evaluation",
+    "best": "at its best",
+}
+_NULL = {"granularity": "whole round", "processes": "as the stage's options say"}  # what null means in a plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Health:
     meaning: str
     now: str
     concern: str | None
-    chart: Chart
+    chart: Chart | None
 
 
 def build_report(run_folder: Path | str) -> Path:
@@ -91,7 +102,7 @@ def environment() -> jinja2.Environment:
         "percent": words.percent,
         "number": words.number,
     }
-    made.globals["version"] = __version__
+    made.globals |= {"version": __version__, "now": lambda: dt.datetime.now().strftime("%Y-%m-%d %H:%M")}
     return made
 
 
@@ -109,14 +120,15 @@ def success_chart(run: RunFolder) -> Chart | None:
     """Evaluation with its interval, and training success, over environment steps; None where success means nothing."""
     if not has_success(run):
         return None
-    evaluated, trained = first_series(run.rows, "eval", SUCCESS), first_series(run.rows, "train", SUCCESS)
+    evaluated = first_series(run.rows, "eval", SUCCESS)
+    trained = first_series(run.rows, "train", SUCCESS) or series(run.rows, "reward/right")
     lines = [Line("Training", trained, "train")] if trained else []
     if evaluated:
-        label = "Evaluation, 95% interval" if evaluated.low else "Evaluation"
+        label = f"Evaluation{INTERVAL}" if evaluated.low else "Evaluation"
         lines.append(Line(label, evaluated, "eval", dots=True))
     return (
         line_chart(
-            "Success rate",
+            success_title([run]),
             lines,
             y_range=(0.0, 1.0),
             y_format=words.percent,
@@ -134,6 +146,30 @@ def return_chart(run: RunFolder) -> Chart | None:
     lines = [Line("Training", trained, "train")] if trained else []
     lines += [Line("Evaluation", evaluated, "eval", dots=True)] if evaluated else []
     return line_chart("Return", lines, goal=_goal(run, RETURN), unit=run.unit) if lines else None
+
+
+def success_title(runs: Sequence[RunFolder]) -> str:
+    """What a chart of the runs' success is called."""
+    return "Accuracy" if {words.success_noun(run) for run in runs} == {"Accuracy"} else "Success rate"
+
+
+def _fit_chart(run: RunFolder, title: str, name: str, y_format: Callable[[float], str]) -> Chart | None:
+    """A measure of a fit on what it learns from and on what it does not."""
+    fitted, held_out = series(run.rows, f"sft/{name}"), series(run.rows, f"held_out/{name}")
+    lines = [Line("Training", fitted, "train")] if fitted else []
+    lines += [Line("Held-out episodes", held_out, "eval", dots=True)] if held_out else []
+    return line_chart(title, lines, y_format=y_format, unit=run.unit) if lines else None
+
+
+def _curves(run: RunFolder) -> list[Chart]:
+    if run.workload == "fit":
+        charts = [
+            _fit_chart(run, "Loss", "loss", words.number),
+            _fit_chart(run, "Accuracy of actions", "accuracy", words.percent),
+        ]
+    else:
+        charts = [success_chart(run), return_chart(run)]
+    return [chart for chart in charts if chart]
 
 
 def _goal(run: RunFolder, names: tuple[str, ...]) -> float | None:
@@ -156,12 +192,12 @@ def _content(run: RunFolder) -> dict[str, Any]:
         "status": run.status,
         "status_word": words.STATUS_WORDS.get(run.status, run.status),
         "subject": words.subject(run),
+        "doing": "Fitting" if run.workload == "fit" else "Training",
         "verdict": words.verdict(run),
         "change": words.change(run),
         "reason": words.as_sentence(str(run.result.get("reason") or "")),
         "tiles": _tiles(run),
-        "success": success_chart(run),
-        "returns": return_chart(run),
+        "curves": _curves(run),
         "before": before,
         "after": after,
         "recordings": others,
@@ -172,6 +208,7 @@ def _content(run: RunFolder) -> dict[str, Any]:
         "metrics": _all_metrics(run),
         "plan": _plan(run),
         "commands": _commands(run),
+        "evaluations": _evaluations(run),
         "versions": run.result.get("versions") if isinstance(run.result.get("versions"), dict) else {},
         "log": run.log_tail if run.status in ("failed", "open") else [],
     }
@@ -180,22 +217,24 @@ def _content(run: RunFolder) -> dict[str, Any]:
 def _tiles(run: RunFolder) -> list[tuple[str, str, str]]:
     """(label, value, remark) of the numbers in front."""
     tiles = []
-    before, after, best = (run.result.get(key) for key in ("before", "after", "best"))
-    shown = [("before training", before), ("after training", after)]
+    found = words.outcomes(run)
+    shown = [(label, found.get(when)) for when, label in _WHEN.items()]
     names = SUCCESS if has_success(run) else RETURN
-    if words.measured(best, names) != words.measured(after, names):
-        shown.append(("at its best", best))
+    if words.measured(found.get("best"), names) == words.measured(found.get("after"), names):
+        shown.pop()
     for label, results in shown:
         if names is SUCCESS and (rate := words.measured(results, SUCCESS)) is not None:
             remark = ""
             low, high = words.measured(results, SUCCESS, "_low"), words.measured(results, SUCCESS, "_high")
             if low is not None and high is not None:
                 remark = f"95% interval {words.percent(low)} – {words.percent(high)}"
-            tiles.append((f"Success {label}", words.percent(rate), remark))
+            tiles.append((f"{words.success_noun(run)} {label}", words.percent(rate), remark))
         elif (value := words.measured(results, RETURN)) is not None:
             tiles.append((f"Return {label}", words.number(value), ""))
+    if held_out := series(run.rows, "held_out/loss"):
+        tiles.append(("Held-out loss", words.number(held_out.values[-1]), f"lowest {words.number(least(held_out))}"))
     tiles.append((run.unit.capitalize(), words.count(run.env_steps), _rate(run)))
-    remark = f"{run.iterations:.0f} iterations" if run.iterations is not None else ""
+    remark = f"{run.iterations:.0f} iteration{'s' if run.iterations != 1 else ''}" if run.iterations is not None else ""
     tiles.append(("Time", words.duration(run.seconds), remark))
     if run.seed is not None:
         tiles.append(("Seed", str(run.seed), ""))
@@ -203,7 +242,7 @@ def _tiles(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def _rate(run: RunFolder) -> str:
-    if not run.seconds or run.env_steps is None:
+    if not run.seconds or not run.env_steps:
         return ""
     return f"{words.count(run.env_steps / run.seconds)} a second over the whole run"
 
@@ -234,8 +273,7 @@ def _health(run: RunFolder) -> list[Health]:
             concern = f"{len(broken)} of {len(found.values)} records are not finite numbers."
         else:
             concern = sign.concern(found.values)
-        if chart is not None:
-            panels.append(Health(sign.title, found.key, sign.meaning, words.number(found.values[-1]), concern, chart))
+        panels.append(Health(sign.title, found.key, sign.meaning, words.number(found.values[-1]), concern, chart))
     return panels
 
 
@@ -245,7 +283,7 @@ def _all_metrics(run: RunFolder) -> list[tuple[str, str, str, str, str]]:
     for key in sorted(keys_of(run.rows)):
         found: Series | None = series(run.rows, key)
         if found is not None:
-            numbers = (found.values[0], found.values[-1], min(found.values), max(found.values))
+            numbers = (found.values[0], found.values[-1], least(found), most(found))
             table.append((key, *map(words.number, numbers)))
     return table
 
@@ -256,13 +294,13 @@ def _plan(run: RunFolder) -> dict[str, Any]:
     table = {n: s for n, s in stages.items() if isinstance(s, dict)} if isinstance(stages, dict) else {}
     columns = list(dict.fromkeys(key for stage in table.values() for key in stage))
     rest = {key: value for key, value in run.plan.items() if key not in ("stages", "why")}
-    cells = {name: [_cell(stage.get(column)) for column in columns] for name, stage in table.items()}
+    cells = {name: [_cell(column, stage.get(column)) for column in columns] for name, stage in table.items()}
     return {"columns": columns, "stages": cells, "why": str(run.plan.get("why") or ""), "rest": rest}
 
 
-def _cell(value: Any) -> str:
+def _cell(column: str, value: Any) -> str:
     if value is None:
-        return "all"
+        return _NULL.get(column, "–")
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -271,15 +309,20 @@ def _cell(value: Any) -> str:
 def _commands(run: RunFolder) -> list[tuple[str, str]]:
     """(what for, command line), for this run in this place."""
     seed = f" seed={run.seed}" if run.seed is not None else ""
-    train = run.command or f"embodied train {run.recipe}{seed}"
+    program = "reasoning" if run.workload == "reasoning" else "embodied"
+    train = run.command or f"{program} train {shlex.quote(run.recipe)}{seed}"
     folder = shlex.quote(shown_path(run.path))
     given = sorted(read_given(run.path))
     if given:
         own = " and ".join(given)
         again = f"reasoning.resume({shown_path(run.path)!r}, ...)  # from Python, with the same {own}"
         return [("Reproduce", f"from Python, with its own {own}: {train}"), ("Resume", again)]
+    if run.workload == "fit":
+        return _commands_of_fit(run, folder)
     commands = [("Reproduce", train)]
-    if run.checkpoints and run.unit != STEPS:
+    if run.status == "open":
+        commands.append(("Refresh this page", f"embodied report {folder}"))
+    if run.checkpoints and run.workload == "reasoning":
         commands.append(("Evaluate", f"reasoning eval {folder}"))
         commands.append(("Resume", f"reasoning resume {folder}"))
     elif run.checkpoints:
@@ -287,6 +330,24 @@ def _commands(run: RunFolder) -> list[tuple[str, str]]:
         commands.append(("Film", f"embodied record {folder}"))
         commands.append(("Resume", f"embodied resume {folder}"))
     return commands
+
+
+def _commands_of_fit(run: RunFolder, folder: str) -> list[tuple[str, str]]:
+    commands = [("Reproduce", run.command)] if run.command else []
+    if run.status == "open":
+        commands.append(("Refresh this page", f"embodied report {folder}"))
+    if (run.path / "policy").is_dir():
+        policy = shlex.quote(shown_path(run.path / "policy"))
+        commands.append(("Evaluate on ENV", f"embodied eval {policy} ENV"))
+    if run.checkpoints and run.status != "done":
+        commands.append(("Resume", f"embodied sft --resume {folder}"))
+    return commands
+
+
+def _evaluations(run: RunFolder) -> list[str]:
+    """Pages of evaluations of this run's policies in its folder."""
+    pages = [*run.path.glob("results*.html"), *run.path.glob("evaluation*/index.html")]
+    return [str(page.relative_to(run.path)) for page in sorted(pages, key=lambda page: (len(str(page)), str(page)))]
 
 
 def _videos(run: RunFolder) -> tuple[Video | None, Video | None, list[Video]]:

@@ -18,6 +18,7 @@ from embodied.errors import RefusedInput
 from embodied.runs.folder import COMMAND
 
 CONFIG, PLAN, METRICS, RESULT = "config.yaml", "plan.json", "metrics.jsonl", "result.json"
+FIT = "sft.yaml"  # what a fit to demonstrations has in place of a configuration and a plan
 STEPS = "environment steps"
 _LOG_LINES = 40
 
@@ -49,17 +50,26 @@ class RunFolder:
 
     @property
     def recipe(self) -> str:
-        """From the result, else the folder's place: runs/<recipe>/<time>."""
-        return str(self.result.get("recipe") or self.path.resolve().parent.name)
+        """From the result or the configuration, else the folder's place: runs/<recipe>/<time>."""
+        return str(self.result.get("recipe") or self.config.get("name") or self.path.resolve().parent.name)
+
+    @property
+    def workload(self) -> str:
+        """embodied, reasoning, or `fit` to demonstrations."""
+        if not (self.path / CONFIG).is_file() and (self.path / FIT).is_file():
+            return "fit"
+        return "reasoning" if self.config.get("workload") == "reasoning" else "embodied"
 
     @property
     def status(self) -> str:
-        """reached, limit, interrupted, failed, or `open`: no result was written (still running, or killed)."""
+        """reached, limit, interrupted, failed, `done` (a fit), or `open`: no result (still running, or killed)."""
         return str(self.result.get("status") or "open")
 
     @property
     def seconds(self) -> float | None:
-        return _number(self.result.get("seconds"), self.rows[-1].seconds if self.rows else None)
+        # a run that failed before it took the time says 0
+        known = [_number(self.result.get("seconds")), _number(self.rows[-1].seconds if self.rows else None)]
+        return max((seconds for seconds in known if seconds is not None), default=None)
 
     @property
     def env_steps(self) -> float | None:
@@ -69,7 +79,7 @@ class RunFolder:
     @property
     def unit(self) -> str:
         """What a run counts its progress in."""
-        return "responses" if self.config.get("workload") == "reasoning" else STEPS
+        return {"reasoning": "responses", "fit": "samples"}.get(self.workload, STEPS)
 
     @property
     def iterations(self) -> float | None:
@@ -83,7 +93,7 @@ class RunFolder:
     def command(self) -> str | None:
         """That began the run, where it is known."""
         path = self.path / COMMAND
-        recorded = path.read_text() if path.is_file() else self.result.get("command")
+        recorded = _text(path, []) if path.is_file() else self.result.get("command")
         return (recorded.strip() or None) if isinstance(recorded, str) else None
 
     @property
@@ -106,21 +116,24 @@ def read_run(folder: Path | str) -> RunFolder:
     path = Path(folder)
     if not path.is_dir():
         raise RefusedInput(f"Expected a run folder such as runs/<recipe>/<time>; {path} does not exist.")
-    if not any((path / name).is_file() for name in (CONFIG, METRICS, RESULT)):
+    if not any((path / name).is_file() for name in (CONFIG, FIT, METRICS, RESULT)):
         inside = sorted(
             {found.parent for found in path.glob(f"*/{CONFIG}")} | {f.parent for f in path.glob(f"*/*/{CONFIG}")}
         )
         hint = f" Runs inside it: {', '.join(map(str, inside[-8:]))}." if inside else ""
         raise RefusedInput(f"{path} is no run folder: it has no {CONFIG}, {METRICS} or {RESULT}.{hint}")
     notes: list[str] = []
-    config_text = _text(path / CONFIG, notes)
+    is_fit = not (path / CONFIG).is_file() and (path / FIT).is_file()
+    config_text = _text(path / (FIT if is_fit else CONFIG), notes)
+    # a run that goes on has no result yet, which the page says in its first sentence
+    goes_on = not (path / RESULT).exists() and (path / METRICS).is_file()
     return RunFolder(
         path=path,
         config_text=config_text,
         config=_yaml(config_text, notes),
-        plan=_json(path / PLAN, notes),
+        plan={} if is_fit else _json(path / PLAN, notes),
         rows=_rows(path / METRICS, notes),
-        result=_json(path / RESULT, notes),
+        result={} if goes_on else _json(path / RESULT, notes),
         log_tail=_text(path / "log.txt", [])[-20_000:].splitlines()[-_LOG_LINES:],
         checkpoints=sorted(path.glob("checkpoints/step_*"), key=_step_of),
         videos=sorted((path / "videos").glob("**/*.mp4")),
@@ -171,7 +184,7 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             rows.append(_row(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             where = "the last line" if number == len(lines) else f"line {number}"
             notes.append(f"{path.name}: {where} is incomplete and was left out.")
     return rows

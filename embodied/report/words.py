@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from embodied.report.metrics import RETURN, SUCCESS, has_success
+from embodied.report.metrics import RETURN, SUCCESS, goal, has_success
 from embodied.report.reader import RunFolder
 
 STATUS_WORDS = {
@@ -13,6 +13,7 @@ STATUS_WORDS = {
     "limit": "Stopped at its limit",
     "interrupted": "Interrupted",
     "failed": "Failed",
+    "done": "Done",
     "open": "No result yet",
 }
 
@@ -46,6 +47,10 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return "–"
     value = 100 * share
+    if 0 < value < 0.05:
+        return "<0.1%"
+    if 99.95 <= value < 100:
+        return ">99.9%"
     digits = 1 if (0 < value < 10 or 99 < value < 100) and abs(value - round(value)) >= 0.05 else 0
     return f"{value:.{digits}f}%"
 
@@ -73,6 +78,25 @@ def measured(results: Any, names: tuple[str, ...], suffix: str = "") -> float | 
     return None
 
 
+def outcomes(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """The evaluations to tell of: before, after and best, or before and latest of a run without a result.
+
+    What was not evaluated after training began has no `after`: the result of such a run repeats `before` there.
+    """
+    evaluated = [row for row in run.rows if any(key.startswith("eval/") for key in row.metrics)]
+    trained = not evaluated or evaluated[-1].iteration > 0
+    if run.status == "open":
+        first = {"before": evaluated[0].metrics} if evaluated and evaluated[0].iteration == 0 else {}
+        return first | ({"latest": evaluated[-1].metrics} if evaluated and trained else {})
+    told = ("before", "after", "best") if trained else ("before",)
+    return {when: found for when in told if isinstance(found := run.result.get(when), dict)}
+
+
+def success_noun(run: RunFolder) -> str:
+    """What a share of right outcomes is called."""
+    return "Accuracy" if run.workload == "reasoning" else "Success"
+
+
 def subject(run: RunFolder) -> str:
     """What was trained where, from the configuration: 'a mlp policy on maniskill/PushCube-v1 with ppo'."""
 
@@ -86,6 +110,10 @@ def subject(run: RunFolder) -> str:
     env = environment_id(run)
     algorithm = _algorithm(run.config.get("algorithm"))
     words = f"the {policy} policy" if policy else "a policy"
+    if run.workload == "fit":
+        data = run.config.get("data")
+        folders = data.get("folders") if isinstance(data, dict) else None
+        return f"{words} to " + (", ".join(map(str, folders)) if isinstance(folders, list) else "demonstrations")
     if model := named("model", "source"):
         words, env = f"the model {model}", named("problems", "family") or "the given problems"
     words += f" on {env}" if env else ""
@@ -118,9 +146,13 @@ def verdict(run: RunFolder) -> str:
         case "reached":
             return f"It reached its goal {spent}.".replace(" .", ".")
         case "limit":
-            return f"It stopped at its limit {spent} without reaching its goal.".replace("  ", " ")
+            missed = " without reaching its goal" if goal(run) else ""
+            return f"It stopped at its limit {spent}{missed}.".replace("  ", " ")
         case "interrupted":
-            return f"It was interrupted {spent}; resume continues where it stopped.".replace(" ;", ";")
+            goes_on = "continues where it stopped" if run.checkpoints else "begins again, as no checkpoint was saved"
+            return f"It was interrupted {spent}; resume {goes_on}.".replace(" ;", ";")
+        case "done":
+            return f"It is done {spent}.".replace(" .", ".")
         case "failed":
             return f"It failed {spent}.".replace(" .", ".")
         case "open":
@@ -133,15 +165,18 @@ def verdict(run: RunFolder) -> str:
 
 def change(run: RunFolder) -> str:
     """Before against after, in one sentence; empty if the run did not measure both."""
-    before, after = run.result.get("before"), run.result.get("after")
-    what, names, written = ("Success", SUCCESS, percent) if has_success(run) else ("The return", RETURN, number)
-    old, new = measured(before, names), measured(after, names)
+    found = outcomes(run)
+    so_far = " so far" if "latest" in found else ""
+    what, names, written = (success_noun(run), SUCCESS, percent) if has_success(run) else ("The return", RETURN, number)
+    old, new = measured(found.get("before"), names), measured(found.get("latest") or found.get("after"), names)
     if old is None or new is None:
         return ""
-    return f"{what} went from {written(old)} before training to {written(new)}."
+    return f"{what} went from {written(old)} before training to {written(new)}{so_far}."
 
 
 def as_sentence(text: str) -> str:
-    """With a capital at its start and a full stop at its end."""
+    """With a capital at its start, unless that is a name such as success_once, and a full stop at its end."""
     text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if not text or text.endswith((".", "!", "?", ")")) else ".")
+    is_name = "_" in text.partition(" ")[0]
+    start = text[:1] if is_name else text[:1].upper()
+    return start + text[1:] + ("" if not text or text.endswith((".", "!", "?", ")")) else ".")

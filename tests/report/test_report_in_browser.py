@@ -47,7 +47,7 @@ def test_browser_plays_both_videos_and_shows_readings_under_the_pointer(finished
     # two by two cells of a 128 px picture, enlarged twice, between strips of 32 and 33 px
     assert 'data-videos="512x642,512x642"' in seen.dom
     assert 'data-playing="true,true"' in seen.dom
-    assert re.search(r'data-tip="at 492k stepsTraining \d+%Evaluation 97% \(89% – 99.1%\)"', seen.dom)
+    assert re.search(r'data-tip="at 492k environment stepsTraining \d+%Evaluation 97% \(89% – 99.1%\)"', seen.dom)
 
 
 @needs_browser

@@ -98,6 +98,16 @@ def _require_whole(assignments: Assignments) -> None:
             raise RefusedInput(f"Assignments are int64, but their {name} is {str(dtype).removeprefix('torch.')}.")
 
 
+def forget_lost(state: dict[str, Any], lost: np.ndarray) -> None:
+    """Let environments `lost` (bool) of a saved state be in no episode.
+
+    The simulator of one that was left behind has gone on with what was lost, which is not to be played again.
+    """
+    state["actions"] = state["actions"][np.repeat(~lost, np.asarray(state["length"]))]
+    for name in ("length", "returns", "success_once", "success_at_end", "finished"):
+        state[name][lost] = 0
+
+
 class _Slot:
     """One slot's memory, what it is doing, and the pieces of its results that never change."""
 
@@ -320,7 +330,7 @@ class SlottedEnv(VectorEnv):
         state: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         state["assignments"] = torch.from_numpy(np.concatenate([slot.current for slot in self._slots]))
         state["lost"] = torch.from_numpy(np.concatenate([slot.lost for slot in self._slots]))
-        state["finished"] &= ~state["lost"]
+        forget_lost(state, state["lost"].numpy())
         state["id"] = self.spec.id
         return state
 

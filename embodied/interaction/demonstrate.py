@@ -25,6 +25,7 @@ from embodied.interaction.recording import FPS_WITHOUT_RATE, recording_env
 from embodied.random import RowNoise, derive_seed
 from embodied.runs.progress import RunProgress
 from envs.api import Assignments, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
+from envs.pool.losses import MAX_LOSSES, deadly_assignments
 from envs.video import Overlay, VideoRecorder
 
 _SEED_BITS = 31
@@ -90,11 +91,11 @@ def assignment_of(attempt: int, seed: int, spec: EnvSpec) -> tuple[int, int, int
 
 
 class _Attempt(EpisodeBuilder):
-    """An attempt under way in one environment."""
+    """An attempt under way in one environment. losses: how often its simulator was lost."""
 
-    def __init__(self, number: int, assignment: tuple[int, int, int]) -> None:
+    def __init__(self, number: int, assignment: tuple[int, int, int], losses: int = 0) -> None:
         super().__init__()
-        self.number, self.assignment = number, assignment
+        self.number, self.assignment, self.losses = number, assignment, losses
 
 
 class _Recording:
@@ -138,6 +139,7 @@ class _Recording:
                 for row, attempt in enumerate(self._playing)
                 if attempt is not None and (bool(result.ended[row]) or bool(result.failed[row]))
             ]
+            self._refuse_deadly([self._playing[row] for row in ended if bool(result.failed[row])])
             for row in ended:
                 self._conclude(row, lost=bool(result.failed[row]))
             if ended:
@@ -252,10 +254,16 @@ class _Recording:
         playing = torch.tensor([attempt is not None for attempt in self._playing])
         return playing & (since >= 0) & (since < length)
 
+    def _refuse_deadly(self, lost: list[_Attempt]) -> None:
+        """Raises SimulatorError where attempts that were just lost would be lost again and again."""
+        deadly = [attempt.assignment for attempt in lost if attempt.losses + 1 >= MAX_LOSSES]
+        if deadly:
+            raise deadly_assignments(self.spec.id, deadly)
+
     def _conclude(self, row: int, *, lost: bool) -> None:
         attempt = self._playing[row]
         if lost:  # its simulator died and was restarted: once more from the start
-            self._playing[row] = _Attempt(attempt.number, attempt.assignment)
+            self._playing[row] = _Attempt(attempt.number, attempt.assignment, attempt.losses + 1)
             if self._novice is not None:
                 self._novice.forget(row)
             return
@@ -276,7 +284,8 @@ def record(
     """Record demonstrations of `env_config` (from `experts.expert_config`) into `folder`, or go on with those there.
 
     env_options: the options the user gave, kept with the dataset. Raises RefusedInput for a folder of another
-    recording, SimulatorError where the expert succeeds too rarely.
+    recording, SimulatorError where the expert succeeds too rarely or an attempt loses its simulator
+    again and again.
     """
     folder_of_policy = find_policy(options.policy) if options.policy else None
     origin = recording_origin(options, env_options)

@@ -26,6 +26,7 @@ from embodied.scheduler.tasks import together
 from embodied.scheduler.trace import BUSY
 from envs import registry
 from envs.api import Assignments, AutoReset, EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
+from envs.pool.losses import MAX_LOSSES, deadly_assignments
 
 # how long to leave the processor to the simulators between two looks at whether they are done
 _NAP_SECONDS = 5e-5
@@ -143,6 +144,8 @@ class EnvWorker(Worker):
         Environments take the next assignment as they become free. Noise belongs to the assignment, not to the
         environment, so the answer does not depend on how many environments there are. Episodes under way for training
         are set aside, and go on where they were: how often is evaluated must not change what is learnt.
+
+        Raises SimulatorError for an assignment that loses its simulator again and again.
         """
         part = balanced_range(self.context.rank, self.context.world, len(assignments))
         assignments = assignments[slice(part.start, part.stop)]
@@ -159,6 +162,7 @@ class EnvWorker(Worker):
         done: dict[int, FinishedEpisode] = {}
         observation = self.env.reset(assignments[torch.from_numpy(np.maximum(playing, 0))])
         decided = np.zeros(self.env.num_envs, dtype=np.int64)
+        losses = np.zeros(self.env.num_envs, dtype=np.int64)  # of simulators, by what each environment plays now
         while len(done) < total:
             results = await together(
                 self._evaluate_slot(
@@ -178,7 +182,13 @@ class EnvWorker(Worker):
                     if over:
                         done[index] = _finished(result, row)
                         playing[offset + row] = next(queue, -1)
+                        losses[offset + row] = 0
+                    else:
+                        losses[offset + row] += 1
                     finished.append(offset + row)  # a failed simulator plays its assignment again
+            deadly = playing[losses >= MAX_LOSSES]
+            if len(deadly):
+                raise deadly_assignments(self.env.spec.id, assignments[torch.from_numpy(deadly)].stack().tolist())
             observation = _join([result.observation for result in results])
             if finished and len(done) < total:
                 mask = torch.zeros(self.env.num_envs, dtype=torch.bool)

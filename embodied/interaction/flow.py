@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ from embodied.interaction.learner_worker import LearnerWorker, LearnerWorkerOpti
 from embodied.interaction.policy_worker import PolicyWorker, PolicyWorkerOptions
 from embodied.interaction.recipe import Recipe
 from embodied.interaction.rollout_recorder import RecorderPlan, changed_options
+from embodied.runs.files import anchored
 from embodied.scheduler import ACCELERATOR, CPU, Flow, Route
 from embodied.scheduler.flow import MANY
+
+# sections that decide, with the policy's name and what it acts in, what a policy that learns will do
+_LEARNING = ("policy", "algorithm", "learner", "rollout")
 
 
 def embodied_flow(recipe: Recipe, alarms: Path, videos: Path | None = None) -> Flow:
@@ -50,10 +56,13 @@ def _recorder_plan(recipe: Recipe, videos: Path) -> RecorderPlan | None:
 
 def recording_origin(recipe: Recipe) -> dict[str, Any]:
     """What decides the episodes that `record.dataset` takes."""
+    values = anchored(recipe.as_dict(), ("policy.checkpoint",))  # a run that is resumed knows the whole path
+    learning = json.dumps([values[section] for section in _LEARNING], sort_keys=True)
     return {
         "recipe": recipe.name,
         "policy": recipe.policy.name,
         "seed": recipe.seed,
         "env": changed_options(recipe.env),
         "keep": recipe.record.keep,
+        f"sha256 of {', '.join(_LEARNING)}": hashlib.sha256(learning.encode()).hexdigest(),
     }

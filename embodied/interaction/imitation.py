@@ -34,7 +34,7 @@ from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.files import OF_DISKS, anchored
 from embodied.runs.folder import RunFolder
 from embodied.runs.lock import writing_alone
-from embodied.runs.metrics import MetricsLog
+from embodied.runs.metrics import MetricsLog, read_metrics
 from embodied.runs.progress import RunProgress, spoken_time
 from embodied.runs.turns import CheckpointTurns
 from embodied.runs.versions import versions
@@ -356,7 +356,7 @@ def fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: boo
         try:
             return _fit(recipe, folder, command=command, resume=resume)
         except (ConfigurationError, RefusedInput):
-            if not resume and not folder.metrics.is_file():
+            if not resume and not (folder.metrics.is_file() and read_metrics(folder.metrics)):
                 folder.discard()
             raise
 
@@ -370,7 +370,7 @@ def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bo
     result = {"recipe": recipe.name, "seed": recipe.seed, "command": command, "versions": versions()}
     lengths = dataset.lengths()
     total = recipe.learner.epochs * _steps_per_epoch(recipe, sum(lengths[index] for index in split[0]))
-    status, reason = "failed", ""
+    status, reason, refused = "failed", "", False
     try:
         with RunProgress(folder.log, total=total, unit="steps") as screen:
             screen.say(f"run folder: {folder.path}")
@@ -384,6 +384,9 @@ def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bo
     except KeyboardInterrupt:
         status, reason = "interrupted", interruption()
         raise
+    except (ConfigurationError, RefusedInput) as error:
+        reason, refused = str(error), True
+        raise
     except EmbodiedError as error:
         reason = str(error)
         raise
@@ -394,8 +397,9 @@ def _fit(recipe: ImitationRecipe, folder: RunFolder, *, command: str, resume: bo
         raise EmbodiedError(reason) from error
     finally:
         shutil.rmtree(folder.path / _PREPARED, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a disk that is full must not hide why
-            folder.write_result(result | {"status": status, "reason": reason})
+        if not (resume and refused):  # else nothing was done: what the folder says of the fit still holds
+            with contextlib.suppress(OSError):  # a disk that is full must not hide why
+                folder.write_result(result | {"status": status, "reason": reason})
 
 
 def _loop(run: Fit, resumed: bool) -> str:

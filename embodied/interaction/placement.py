@@ -18,7 +18,7 @@ def make_plan(recipe: Recipe, flow: Flow) -> Plan:
     """The plan that the recipe's `cluster` names: policies have the devices that act. Raises ConfigurationError when it
     cannot be."""
     plan = named_plan(flow, recipe.cluster, recipe.device(), acting="policy", slots=recipe.env.slots)
-    _check_env_workers(recipe, len(plan.stages["env"].devices))
+    _check_workers(recipe, plan)
     return plan
 
 
@@ -36,13 +36,23 @@ def planned(recipe: Recipe, plan: Plan) -> Recipe:
     processes = recipe.env.processes if placed.processes is None else placed.processes
     found = dataclasses.replace(recipe, env=dataclasses.replace(recipe.env, slots=placed.slots, processes=processes))
     check(found)
-    _check_env_workers(found, len(placed.devices))
+    _check_workers(found, plan)
     return found
 
 
-def _check_env_workers(recipe: Recipe, workers: int) -> None:
-    """Every environment worker needs a whole group in each of its slots. Raises ConfigurationError."""
-    unit = recipe.env.slots * recipe.algorithm.group_size
+def _check_workers(recipe: Recipe, plan: Plan) -> None:
+    """Every environment worker needs a whole group in each of its slots, every learner one to learn from. Raises
+    ConfigurationError."""
+    size = recipe.algorithm.group_size
+    learners, groups = len(plan.stages["learner"].devices), recipe.env.num_envs // size
+    unit = recipe.env.slots * size
+    if learners > groups:
+        raise ConfigurationError(
+            f"{learners} learner workers share the {groups} group(s) of a rollout (env.num_envs={recipe.env.num_envs} "
+            f"/ algorithm.group_size={size}): at most {groups} can have one. "
+            f"Use cluster.workers.learner={groups} or env.num_envs={-(-learners // recipe.env.slots) * unit}."
+        )
+    workers = len(plan.stages["env"].devices)
     most = recipe.env.num_envs // unit
     if workers > most:
         raise ConfigurationError(

@@ -7,8 +7,10 @@ to the run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +19,9 @@ import torch
 
 from embodied.config import config
 from embodied.datasets import DatasetWriter
-from embodied.errors import ConfigurationError, DeadlineExceeded
+from embodied.errors import ConfigurationError, DeadlineExceeded, WorkerError
 from embodied.interaction.episode_builder import EpisodeBuilder
+from embodied.runs.lock import writing_alone
 from envs import registry
 from envs.api import EnvConfig, EnvSpec, Observation, StepResult, VectorEnv
 from envs.video import Keep, Overlay, VideoRecorder
@@ -84,6 +87,9 @@ class RolloutRecorder:
 
     env_ids: int [num_envs], the environments' numbers among all workers'; total: how many there are in all. Between
     `before` and `after` of a slot lies the execution of its chunk. rank, world: of the worker.
+
+    Films are for looking at: where they cannot be made the run goes on without. A dataset may be what the run is for,
+    so its faults end it.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class RolloutRecorder:
         filmed = [row for row, number in enumerate(env_ids.tolist()) if number < plan.options.envs]
         self._cells = {row: cell for cell, row in enumerate(filmed)} if plan.options.every else {}
         self._recorder: VideoRecorder | None = None
+        self._filming = bool(self._cells)
         if self._cells:
             tile = len(filmed) if plan.options.tiled else None
             self._recorder = VideoRecorder(
@@ -109,10 +116,11 @@ class RolloutRecorder:
                 keep=Keep(plan.options.keep),
             )
         self._writer: DatasetWriter | None = None
+        self._alone = contextlib.ExitStack()
         if plan.options.dataset is not None:
             folder = Path(plan.options.dataset)
             folder = folder if world == 1 else folder / f"worker_{rank}"
-            self._writer = DatasetWriter(folder, self._spec, self._spec.control_hz or FPS_WITHOUT_RATE, plan.origin)
+            self._writer = self._open_dataset(folder, plan.origin)
         self._building: dict[int, EpisodeBuilder] = {}
         self._shown: dict[int, tuple[torch.Tensor, str, int, list[float], float | None]] = {}
         self._steps = np.zeros(len(env_ids), dtype=np.int64)
@@ -129,7 +137,7 @@ class RolloutRecorder:
             for place, row in enumerate(numbers):
                 action = output.actions[place, 0]
                 self._building.setdefault(row, EpisodeBuilder()).see(observation, place, action, action)
-        if self._recorder is None:
+        if self._recorder is None or not self._filming:
             return
         watched = [row for row in numbers if row in self._cells and self._recorder.wants(self._cells[row])]
         if not watched:
@@ -153,21 +161,21 @@ class RolloutRecorder:
             self._steps[row] += int(result.valid[place].sum())
             if row in self._shown:
                 self._film(row, place, result)
-            if over and row in self._cells and self._recorder is not None:
+            if over:
                 outcome = bool(result.episodes.success_once[place]) if self._spec.has_success else None
-                self._recorder.end_episode(self._cells[row], outcome, self._name(row, int(rounds[row])))
+                self._end_film(row, outcome, int(rounds[row]))
             if self._writer is not None:
                 self._note(row, place, result, int(rounds[row]), over, lost)
             if over or lost:
                 self._steps[row] = 0
-            if lost and row in self._cells and self._recorder is not None:
-                self._recorder.end_episode(self._cells[row], None, self._name(row, int(rounds[row])))
+            if lost:
+                self._end_film(row, None, int(rounds[row]))
 
     def abandon(self, rounds: np.ndarray) -> None:
         """The episodes under way are not finished; all environments start new ones."""
-        for row, cell in self._cells.items():
-            if self._steps[row] and self._recorder is not None:
-                self._recorder.end_episode(cell, None, self._name(row, int(rounds[row])))
+        for row in self._cells:
+            if self._steps[row]:
+                self._end_film(row, None, int(rounds[row]))
         self._building.clear()
         self._steps[:] = 0
 
@@ -175,11 +183,41 @@ class RolloutRecorder:
         """Finish every file; safe to call twice."""
         if self._writer is not None:
             self._writer.close()
+        self._alone.close()
         if self._recorder is not None:
             try:
                 self._recorder.close()
-            except DeadlineExceeded as error:
-                log.warning("%s", error)  # the run is over and well; only its films are late
+            except (WorkerError, DeadlineExceeded) as error:  # the run is over and well; only its films are not
+                if self._filming:
+                    log.warning("%s", error)
+                self._filming = False
+
+    def _open_dataset(self, folder: Path, origin: dict[str, Any]) -> DatasetWriter:
+        """Nobody else writes the folder until `close`."""
+        with contextlib.suppress(OSError):  # the writer says it better
+            folder.mkdir(parents=True, exist_ok=True)
+            self._alone.enter_context(writing_alone(folder))
+        try:
+            return DatasetWriter(folder, self._spec, self._spec.control_hz or FPS_WITHOUT_RATE, origin)
+        except BaseException:
+            self._alone.close()
+            raise
+
+    def _film_with(self, do: Callable[[], object]) -> None:
+        """Have the recorder do something, unless it failed before."""
+        if not self._filming:
+            return
+        try:
+            do()
+        except (WorkerError, DeadlineExceeded) as error:
+            log.warning("filming has stopped, and the run goes on without: %s", error)
+            self._filming = False
+
+    def _end_film(self, row: int, outcome: bool | None, number: int) -> None:
+        if self._recorder is None or row not in self._cells:
+            return
+        recorder, cell = self._recorder, self._cells[row]
+        self._film_with(lambda: recorder.end_episode(cell, outcome, self._name(row, number)))
 
     def _pictures(self, rows: list[int], start: int, observation: Observation) -> list[torch.Tensor]:
         if observation.images is None:
@@ -193,20 +231,22 @@ class RolloutRecorder:
         return f"env{self._ids[row]:04d}_episode{number:05d}"
 
     def _film(self, row: int, place: int, result: StepResult) -> None:
-        assert self._recorder is not None
-        over = bool(result.ended[place])
         picture, instruction, step, action, value = self._shown.pop(row)
+        if self._recorder is None or not self._filming:
+            return
+        recorder, over = self._recorder, bool(result.ended[place])
         succeeded = bool(result.episodes.success_once[place])
         known = self._spec.has_success and (succeeded or over)
         reward = float(result.reward[place].sum())
         shown = succeeded if known else None
         overlay = Overlay(instruction, step, reward, shown, action, value)
         cell = self._cells[row]
-        self._recorder.add(cell, picture, overlay)
+        self._film_with(lambda: recorder.add(cell, picture, overlay))
         if over and result.final_observation is not None and result.final_observation.images is not None:
             last = result.final_rows.tolist().index(place)
-            picture = torch.cat(list(result.final_observation.images[last]), dim=1)
-            self._recorder.add(cell, picture, dataclasses.replace(overlay, step=int(self._steps[row]), action=None))
+            end = torch.cat(list(result.final_observation.images[last]), dim=1)
+            said = dataclasses.replace(overlay, step=int(self._steps[row]), action=None)
+            self._film_with(lambda: recorder.add(cell, end, said))
 
     def _note(self, row: int, place: int, result: StepResult, number: int, over: bool, lost: bool) -> None:
         assert self._writer is not None

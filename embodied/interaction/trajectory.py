@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorClass, TensorDict
 
 from embodied.interaction.messages import Decision
-from embodied.scheduler.routing import balanced_range
 from envs.api import StepResult
 
 
@@ -45,10 +44,17 @@ class Trajectory(TensorClass):
     versions: torch.Tensor
 
     def part(self, index: int, count: int) -> Trajectory:
-        """The `index`-th of `count` balanced, contiguous parts of the environments; groups stay whole."""
+        """The `index`-th of `count` contiguous parts of the environments; groups stay whole.
+
+        Group g of all workers' counts for part g mod `count`, which settles how many of this worker's groups each part
+        has: so the parts of all workers together differ by at most one group, whoever has how many.
+        """
         starts = self._group_starts()
-        chosen = balanced_range(index, count, len(starts) - 1)
-        return self._rows(starts[chosen.start], starts[chosen.stop])
+        first = int(self.env_ids[0, 0]) // starts[1]  # all groups are as large
+        ends = [0]
+        for part in range(count):
+            ends.append(ends[-1] + len(range((part - first) % count, len(starts) - 1, count)))
+        return self._rows(starts[ends[index]], starts[ends[index + 1]])
 
     def pieces(self, size: int) -> list[Trajectory]:
         """Contiguous pieces of at least `size` environments (the last may have fewer), in order; groups stay whole."""

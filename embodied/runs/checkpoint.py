@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from typing import Any
 from embodied.errors import CheckpointError
 from embodied.runs.files import flush_to_disk
 from embodied.runs.state_file import read_state, write_state
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _STATE = "state"
@@ -108,7 +111,14 @@ class CheckpointStore:
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # it would hold the full disk
         for old in self.all()[: -self.keep]:
-            shutil.rmtree(old.folder)
+            try:
+                shutil.rmtree(old.folder)
+            except OSError as error:  # the new one is complete, and the next turn tries again
+                logger.warning(
+                    "the old checkpoint %s cannot be removed: %s; remove it yourself",
+                    old.folder,
+                    error.strerror or error,
+                )
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, oldest first; what a killed run left half-written is not among them."""

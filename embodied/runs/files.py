@@ -109,7 +109,7 @@ def _first_made(path: Path, make: Callable[[Path], None]) -> Path:
     """make: raises FileExistsError for what is there already."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return next(one for one in _numbered(path) if _made(one, make))
+        return next(one for one in _numbered(path) if made(one, make))
     except OSError as error:
         raise RefusedInput(f"{path} cannot be written: {error.strerror or error}; choose another with --out") from None
 
@@ -119,7 +119,8 @@ def _numbered(path: Path) -> Iterator[Path]:
     yield from (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
 
 
-def _made(path: Path, make: Callable[[Path], None]) -> bool:
+def made(path: Path, make: Callable[[Path], None]) -> bool:
+    """Whether `make` made it. Where it raises FileExistsError, somebody else did."""
     try:
         make(path)
     except FileExistsError:

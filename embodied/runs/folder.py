@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import itertools
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import RefusedInput
-from embodied.runs.files import replace
+from embodied.runs.files import made, replace
 
 logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 
 COMMAND = "command.txt"
 """The file with the command that began a run, written before anything else happens."""
@@ -62,8 +66,15 @@ class RunFolder:
         """Remove the folder of a run that was refused before it did anything, with the link that leads to it."""
         shutil.rmtree(self.path, ignore_errors=True)
         link = self.path.parent / "latest"
-        if link.is_symlink() and not link.exists():
-            link.unlink(missing_ok=True)
+        if not link.is_symlink() or link.exists():
+            return
+        try:
+            if (before := _newest(self.path.parent)) is not None:
+                _point_latest(before)
+            else:
+                link.unlink(missing_ok=True)
+        except OSError as error:  # the refusal is what matters
+            logger.warning("%s leads nowhere: %s", link, error.strerror or error)
 
     def read_result(self) -> dict[str, Any]:
         """result.json, or an empty dict before it was written."""
@@ -85,11 +96,10 @@ def create_run_folder(
                 f"run.folder {exact} is not empty. Name a new folder, or go on with that run: {go_on} "
                 f"{shlex.quote(str(exact))}"
             )
-        count = 1
-        while exact is None and path.exists():
-            count += 1
-            path = root / recipe / f"{time}_{count}"
-        path.mkdir(parents=True, exist_ok=exact is not None)
+        if exact is not None:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path = _first_made(path)
         probe = path / ".writable"
         probe.write_text("")
         probe.unlink()
@@ -104,6 +114,20 @@ def create_run_folder(
         except OSError as error:  # some file systems have no links, some people a folder of that name
             logger.warning("%s does not lead to this run: %s", path.parent / "latest", error.strerror or error)
     return RunFolder(path)
+
+
+def _first_made(path: Path) -> Path:
+    """Make the folder, or the first of `name_2`, `name_3`, ... that is not there: another run may begin in the same
+    second. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    others = (path.with_name(f"{path.name}_{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if made(one, Path.mkdir))
+
+
+def _newest(parent: Path) -> Path | None:
+    """The run below `parent` that began last, by its name."""
+    found = [(match[1], int(match[2] or 1), path) for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return max(found)[2] if found else None
 
 
 def _point_latest(path: Path) -> None:

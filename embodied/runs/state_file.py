@@ -42,6 +42,17 @@ def keep_evidence(path: Path, state: dict[str, Any]) -> str:
     return f"The batch is saved as {path}.safetensors."
 
 
+def on_host(state: Any) -> Any:
+    """A copy of `state` in the memory of the CPU, which stays as it is whatever becomes of the original's tensors."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: on_host(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [on_host(value) for value in state]
+    return state
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """The inverse of `write_state`. Raises CheckpointError when the files are missing or damaged."""
     try:

@@ -200,7 +200,8 @@ def _train(workload: Workload, folder: RunFolder, *, command: str, resume: bool)
         following = follow(workload, folder, plan, profile, print)
         status, reason = asyncio.run(main(opening, plan, following))
     except KeyboardInterrupt:
-        conclude("interrupted", interruption())
+        with contextlib.suppress(OSError):  # a disk that is full must not turn a stop into a failure
+            conclude("interrupted", interruption())
         raise
     except EmbodiedError as error:
         with contextlib.suppress(OSError):  # a disk that is full must not hide why

@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embodied.errors import CheckpointError
 from embodied.learner.update import Update
 from embodied.runs.checkpoint import Checkpoint, CheckpointStore
 from embodied.runs.folder import RunFolder
 from embodied.runs.progress import RunProgress
+from embodied.runs.state_file import on_host
 from embodied.runs.turns import CheckpointTurns
 from embodied.scheduler.launcher import Launcher
 from embodied.scheduler.plan import Plan
@@ -89,7 +90,7 @@ class TrainingRun(abc.ABC):
 
     async def learn(self, iteration: int) -> Update:
         """Improve the weights with what was collected."""
-        if all(self.system.plan.stages[name].resident for name in self.trained):
+        if self._stay():
             async with self.system.turn(*self.trained):
                 answers = await self.system.together(
                     *(self.system.group(name).call("learn", iteration) for name in self.trained)
@@ -106,6 +107,10 @@ class TrainingRun(abc.ABC):
             tuple(warning for update in updates for warning in update.warnings),
             self.version,
         )
+
+    def _stay(self) -> bool:
+        """Whether all stages that learn may be on their devices at once."""
+        return all(self.system.plan.stages[name].resident for name in self.trained)
 
     async def publish(self) -> None:
         """Let the newest weights act."""
@@ -149,8 +154,17 @@ class TrainingRun(abc.ABC):
             return await self._write()
 
     async def _write(self) -> Checkpoint:
-        async with self.system.turn(*self.trained):
-            workers = {name: await group.call("state_dict") for name, group in self.system.groups.items()}
+        apart = () if self._stay() else self.trained[:-1]  # one after another, each with the device to itself
+        found: dict[str, list[Any]] = {}
+        for name in apart:
+            async with self.system.turn(name):
+                # a copy: in this process these are the worker's own tensors, which are unloaded after its turn
+                found[name] = on_host(await self.system.group(name).call("state_dict"))
+        async with self.system.turn(*(name for name in self.trained if name not in apart)):
+            for name, group in self.system.groups.items():
+                if name not in apart:
+                    found[name] = await group.call("state_dict")
+            workers = {name: found[name] for name in self.system.groups}
             for name in filter(self._acts_as_one, workers):
                 workers[name] = workers[name][:1]  # the others have nothing of their own
             state = {"progress": dataclasses.asdict(self.progress), "workers": workers}

@@ -254,6 +254,9 @@ class LiberoBatch(BatchEnv):
         dropped = self._scenes.drop_idle()
         for task_id in [i for i, task in self._tasks.items() if task.scene in dropped]:
             self._tasks.pop(task_id).close()
+            # what a remembered world changes are arrays of the model that is gone, and they would keep it alive
+            for key in [key for key in self._starts if key[0] == task_id]:
+                del self._starts[key]
 
     # ---------------------------------------------------------------- what it shows
 

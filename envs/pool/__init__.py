@@ -1,7 +1,7 @@
 """The pool: simulators in worker processes that write into memory shared with this one.
 
 `vector` is the VectorEnv, `host` its processes, `process` the handle of one of them, `worker` what runs in it, `pace`
-how long chunks take.
+how long chunks take, `losses` when to stop playing an assignment again.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ What is done through shared memory, which is the hot path, is in `vector`.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import logging
 import mmap
 import os
@@ -32,6 +33,13 @@ logger = logging.getLogger(__name__)
 
 _NOTICE_SECONDS = 10.0
 _SPIN_SECONDS = 50e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ended:
+    """A process ended instead of answering."""
+
+    how: str
 
 
 class ProcessHost(SlottedEnv):
@@ -176,7 +184,18 @@ class ProcessHost(SlottedEnv):
     # ---------------------------------------------------------------- commands over the pipe
 
     def _ask(self, indices: list[int], commands: list[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """Send a command to each of the processes and wait for the answers."""
+        """Send a command to each of the processes and wait for the answers.
+
+        Raises what went wrong, once all have answered: an answer left in its pipe would be taken for a later one's.
+        """
+        replies = self._ask_living(indices, commands, seconds)
+        for index, command, reply in zip(indices, commands, replies, strict=True):
+            if isinstance(reply, _Ended):
+                raise SimulatorError(f"{reply.how}\n{self._name(index)} ended while asked to {command[0]}.")
+        return replies
+
+    def _ask_living(self, indices: list[int], commands: list[tuple[Any, ...]], seconds: float) -> list[Any]:
+        """As `_ask`, with an `_Ended` in the place of the answer of a process that ended over its command."""
         for index in indices:
             process = self._shared.processes[index]
             if process.has_ended():
@@ -184,24 +203,37 @@ class ProcessHost(SlottedEnv):
         for index, command in zip(indices, commands, strict=True):
             self._shared.processes[index].send(command)
         deadline = time.monotonic() + seconds
-        replies = []
+        replies: list[Any] = []
+        errors: list[EmbodiedError] = []
         for index, command in zip(indices, commands, strict=True):
             process = self._shared.processes[index]
             if not process.connection.poll(max(0.0, deadline - time.monotonic())):
                 stack = process.dump_stack()
                 process.kill()
-                raise DeadlineExceeded(
-                    f"{stack}\n{self._name(index)} did not answer {command[0]!r} within {seconds:g} s and was killed."
+                errors.append(
+                    DeadlineExceeded(
+                        f"{stack}\n{self._name(index)} did not answer {command[0]!r} within {seconds:g} s and was "
+                        "killed."
+                    )
                 )
+                continue
             message = process.receive()
             if message is None:
-                raise SimulatorError(
-                    f"{process.describe_end()}\n{self._name(index)} ended while asked to {command[0]}."
-                )
+                message = Reply(_Ended(process.describe_end()))
             if isinstance(message, Failure):
-                raise self._error(index, message, "while running")
+                errors.append(self._error(index, message, "while running"))
             replies.append(message.value if isinstance(message, Reply) else None)
+        if errors:
+            raise errors[0]
         return replies
+
+    def _replace_ended(self, indices: list[int], replies: list[Any]) -> list[int]:
+        """Start others in the place of the processes that ended over a command; returns which. Their episodes are
+        lost."""
+        ended = [(index, reply) for index, reply in zip(indices, replies, strict=True) if isinstance(reply, _Ended)]
+        for index, reply in ended:
+            self._replace(self._shared.processes[index], reply.how)
+        return [index for index, _ in ended]
 
     def _render_part(self, part: Part, rows: np.ndarray) -> torch.Tensor:
         command = ("render", part.slot, rows)
@@ -209,7 +241,10 @@ class ProcessHost(SlottedEnv):
 
     def _save_parts(self) -> list[dict[str, torch.Tensor]]:
         everyone = list(range(len(self._cores)))
-        saved = self._ask(everyone, [("save",)] * len(everyone), self.config.step_seconds)
+        saved = self._ask_living(everyone, [("save",)] * len(everyone), self.config.step_seconds)
+        anew = self._replace_ended(everyone, saved)
+        for index, states in zip(anew, self._ask(anew, [("save",)] * len(anew), self.config.step_seconds), strict=True):
+            saved[index] = states  # of environments that are in no episode
         return [
             {name: torch.from_numpy(value) for name, value in saved[part.process][part.slot].items()}
             for part in self.parts
@@ -223,10 +258,11 @@ class ProcessHost(SlottedEnv):
         self._load_processes(everyone, by_process)
 
     def _load_processes(self, indices: list[int], states: list[dict[int, dict[str, np.ndarray]]]) -> None:
-        """Let each of the processes `indices` go on from its state, by slot."""
+        """Let each of the processes `indices` go on from its state, by slot; the episodes of one that ends over that
+        are lost."""
         longest = max(int(state["length"].max()) for slots in states for state in slots.values())
         seconds = self.config.start_seconds + longest * self.config.step_seconds
-        self._ask(indices, [("load", slots) for slots in states], seconds)
+        self._replace_ended(indices, self._ask_living(indices, [("load", slots) for slots in states], seconds))
 
     # ---------------------------------------------------------------- ending
 

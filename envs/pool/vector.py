@@ -23,7 +23,7 @@ from envs.pool.host import ProcessHost
 from envs.pool.pace import Pace
 from envs.pool.process import SimulatorProcess
 from envs.pool.worker import DONE, OPERATION, REQUESTED, SPENT, STEPS, Failure, Operation
-from envs.slots import Part
+from envs.slots import Part, forget_lost
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class PoolVectorEnv(ProcessHost):
         for part in self._parts_of(index):
             slot = self._slots[part.slot]
             rows = slice(part.start - part.slot * self.slot_size, part.stop - part.slot * self.slot_size)
-            states[part.slot]["finished"] &= ~slot.lost[rows]
+            forget_lost(states[part.slot], slot.lost[rows])
             slot.memory.assignments[rows] = slot.current[rows]
         self._shared.processes[index].kill()
         self._shared.processes[index] = self._start_process(index)

@@ -73,7 +73,12 @@ class Bundle:
         checkpoint.write_json(self.statistics, folder, checkpoint.STATISTICS)
         if self.preprocessor:
             checkpoint.write_json(self.preprocessor, folder, checkpoint.PREPROCESSOR)
-        self.tokenizer.save(str(folder / checkpoint.TOKENIZER))
+        try:
+            self.tokenizer.save(str(folder / checkpoint.TOKENIZER))
+        except Exception as error:  # the library raises no other class
+            raise CheckpointError(
+                f"the tokenizer could not be written to {folder}: {error}. Free some space, or choose another folder."
+            ) from error
         for name, content in self.companions.items():
             (folder / name).write_bytes(content)
 

@@ -12,6 +12,7 @@ import torch
 from embodied.algorithms import alarms, statistics
 from embodied.algorithms.staleness import staleness
 from embodied.algorithms.statistics import Maximum, Mean, Statistic
+from embodied.errors import CheckpointError
 from embodied.learner.learner import LearnerConfig
 from embodied.learner.sharding import whole_state
 from embodied.learner.update import Update
@@ -156,4 +157,10 @@ class LearnerWorker(TrainedWorker):
         weights = whole_state(model)
         if self.context.rank == 0:
             save_model(model, weights, folder)
-            self.tokenizer.save_pretrained(folder)
+            try:
+                self.tokenizer.save_pretrained(folder)
+            except Exception as error:  # the library raises no other class for a full disk
+                raise CheckpointError(
+                    f"the tokenizer could not be written to {folder}: {error}. Free some space, or choose another "
+                    "folder."
+                ) from error

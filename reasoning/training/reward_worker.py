@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import torch
 
 from embodied.scheduler import Input, Output, Worker, WorkerContext
+from embodied.scheduler.tasks import together
 from reasoning.evaluation.metrics import Try
 from reasoning.evaluation.run import make_try
 from reasoning.generation.api import Finish
@@ -80,9 +81,7 @@ class RewardWorker(Worker):
             else:
                 await self.graded.put(group, key=group.number, weight=group.weight)
 
-        async with asyncio.TaskGroup() as tasks:
-            async for _, group in self.groups:
-                tasks.create_task(handle(group))
+        await together([self._as_they_come(handle)])
         if not self.options.hold:
             await self.graded.end()
         warning = warn_constant_reward(rewards, attempts)
@@ -112,10 +111,14 @@ class RewardWorker(Worker):
             attempts, rewards = await self._score(group, self.options.held_out)
             judged.append(Judged(group.problem, tuple(map(_try, attempts, rewards, group.truncated.tolist()))))
 
+        await together([self._as_they_come(handle)])
+        return sorted(judged, key=lambda one: one.problem)
+
+    async def _as_they_come(self, handle: Callable[[Group], Coroutine[Any, Any, None]]) -> None:
+        """Handle every group of the round, each while others are still awaited."""
         async with asyncio.TaskGroup() as tasks:
             async for _, group in self.groups:
                 tasks.create_task(handle(group))
-        return sorted(judged, key=lambda one: one.problem)
 
     async def _score(self, group: Group, problems: tuple[Problem, ...]) -> tuple[list[Attempt], list[Reward]]:
         attempts = []

@@ -15,7 +15,7 @@ import scripted_env as world
 import torch
 from pooled_world import is_gone, pool, seeds, with_code
 
-from embodied.errors import SimulatorError
+from embodied.errors import CorrectnessAlarm, SimulatorError
 from envs.pool import PoolVectorEnv
 from envs.pool.worker import DONE, REQUESTED
 
@@ -194,3 +194,65 @@ def test_process_that_died_while_idle_is_replaced_when_the_state_is_saved(four: 
     result = four.step(torch.zeros(4, 1, 2), 0, seeds(500, 600, 700, 800))
     assert result.failed.tolist() == [True, True, False, False]
     assert result.observation.state[:, :2].tolist() == [[0, 500], [0, 600], [3, 300], [3, 400]]
+
+
+def die_over_the_next_command(env: PoolVectorEnv, process: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = env._shared.processes[process]
+
+    def die(_: object) -> None:
+        handle._popen.kill()
+        handle._popen.wait()
+
+    monkeypatch.setattr(handle, "send", die)
+
+
+@pytest.mark.parametrize("command", ["save", "load"])
+@pytest.mark.parametrize("process", [0, 1])
+def test_process_that_dies_over_its_state_costs_only_its_running_episodes(
+    four: PoolVectorEnv, command: str, process: int, monkeypatch: pytest.MonkeyPatch
+):
+    restarts, gone = four.restarts, [index // 2 == process for index in range(4)]
+    four.reset(seeds(100, 200, 300, 400))
+    four.step(torch.zeros(4, 2, 2), 0, seeds(0, 0, 0, 0))
+    saved = four.state_dict()
+    die_over_the_next_command(four, process, monkeypatch)
+    if command == "save":
+        saved = four.state_dict()
+        assert saved["length"].tolist() == [0 if lost else 2 for lost in gone]
+        assert saved["lost"].tolist() == gone
+    else:
+        four.load_state_dict(saved)
+    assert four.restarts == restarts + 1
+    result = four.step(torch.zeros(4, 1, 2), 0, seeds(500, 600, 700, 800))
+    assert result.failed.tolist() == gone
+    expected = [[0, 500 + 100 * row] if lost else [3, 100 + 100 * row] for row, lost in enumerate(gone)]
+    assert result.observation.state[:, :2].tolist() == expected
+    four.load_state_dict(saved)
+    assert not four.state_dict()["lost"][[not lost for lost in gone]].any()
+
+
+def test_an_answer_that_is_an_error_leaves_none_of_the_others_unread(four: PoolVectorEnv):
+    four.reset(seeds(100, 200, 300, 400))
+    saved = four.state_dict()
+    broken = {**saved, "returns": saved["returns"] + torch.tensor([1.0, 0, 0, 0])}
+    with pytest.raises(CorrectnessAlarm, match="environment 0"):
+        four.load_state_dict(broken)
+    assert four.state_dict()["length"].tolist() == [0] * 4
+    four.reset(seeds(100, 200, 300, 400))
+
+
+def test_what_one_that_was_left_behind_went_on_with_is_not_saved(tmp_path: Path):
+    gate = tmp_path / "gate"
+    habits = world.Habits(gate=str(gate))
+    with pool(habits=habits, auto_reset="disabled", straggler_seconds=1.5, step_seconds=30.0) as env:
+        env.reset(seeds(102, 200, 300, 400))  # the first environment's episode ends while nobody looks
+        env.step(with_code(4, 2, 1, world.STAY))
+        gate.touch()
+        await_done(env, 0)
+        saved = env.state_dict()
+        assert saved["length"].tolist() == [0, 0, 2, 2]
+        assert saved["returns"][:2].tolist() == [0, 0]
+        env.load_state_dict(saved)
+        result = env.step(torch.zeros(4, 1, 2), 0, seeds(500, 600, 700, 800))
+        assert result.failed.tolist() == [True, True, False, False]
+        assert result.observation.state[:, :2].tolist() == [[0, 500], [0, 600], [3, 300], [3, 400]]

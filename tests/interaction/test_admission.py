@@ -32,3 +32,13 @@ def test_fresh_weights_of_a_vla_are_said_before_a_run():
     assert "begins with fresh weights" in EmbodiedWorkload(recipe).prepare()
     recipe = parse_recipe("test", compose_recipe("libero_object_grpo_openvla_oft_tiny", []))
     assert "fresh" not in EmbodiedWorkload(recipe).prepare()
+
+
+def test_a_learner_that_would_get_nothing_to_learn_from_is_refused_with_what_would_do(capsys):
+    words = ["env.num_envs=3", "cluster.launcher=inline", "learner.global_batch=null", "cluster.workers.learner=4"]
+    assert main(["train", "gym_cartpole_ppo_mlp", "--dry-run", *words]) == 2
+    said = capsys.readouterr().err
+    assert "4 learner workers share the 3 group(s)" in said
+    assert "cluster.workers.learner=3 or env.num_envs=4" in said
+    for better in ("cluster.workers.learner=3", "env.num_envs=4"):
+        assert main(["train", "gym_cartpole_ppo_mlp", "--dry-run", *words, better]) == 0

@@ -456,3 +456,25 @@ def test_a_fit_reads_the_gripper_in_the_numbers_that_its_policy_has(data, grippe
     wanted = policy.wanted(taken)
     assert wanted[0, :, 1].tolist() == [1.0, -1.0]  # open, closed, whatever the environment calls them
     assert policy.executed(wanted)[0, :, 1].tolist() == [opened, -opened]
+
+
+def test_a_fit_that_is_refused_while_it_begins_leaves_no_folder(data, tmp_path, monkeypatch):
+    def refuse(self):
+        raise ConfigurationError("nothing to look at")
+
+    monkeypatch.setattr(Fit, "advance", refuse)  # after the log of metrics was opened, as what learns to look
+    with pytest.raises(ConfigurationError, match="nothing to look at"):
+        run_fit(tmp_path, "mlp", data, [*MLP, "learner.epochs=1"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_resume_leaves_what_is_known_of_the_fit(data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "set")
+    _, folder = run_fit(tmp_path, "mlp", copy, [*MLP, "learner.epochs=1"])
+    before = folder.result.read_text()
+    assert folder.read_result()["status"] == "done"
+    with DatasetWriter(copy, SPEC, 20.0, {"env": {"id": "gym/CartPole-v1"}}) as writer:
+        writer.add(10, episode(10))
+    with pytest.raises(ConfigurationError, match="not the dataset"):
+        fit(load_sft_recipe(folder.path), folder, command="test", resume=True)
+    assert folder.result.read_text() == before

@@ -8,7 +8,8 @@ import torch
 
 from embodied.config.compose import compose_recipe
 from embodied.datasets import FolderDataset
-from embodied.errors import ConfigurationError, RefusedInput
+from embodied.errors import ConfigurationError, DeadlineExceeded, RefusedInput, WorkerError
+from embodied.interaction.flow import recording_origin
 from embodied.interaction.recipe import parse_recipe
 from embodied.interaction.rollout_recorder import RecordConfig, RecorderPlan, RolloutRecorder, changed_options, prepared
 from embodied.interaction.train import train
@@ -19,7 +20,7 @@ from envs.api import Assignments
 from envs.gym import GymConfig
 from envs.local import LocalVectorEnv
 from envs.maniskill.config import ManiSkillConfig
-from envs.video import read_frames, video_info
+from envs.video import VideoRecorder, read_frames, video_info
 from policies.api import PolicyOutput
 from tests.envs import scripted_env as world
 
@@ -184,3 +185,50 @@ def test_pictures_for_people_are_prepared_only_where_films_need_them():
     assert prepared(state, RecordConfig()) == state
     assert prepared(rgb, filmed) == rgb
     assert changed_options(GymConfig(id="gym/CartPole-v1", num_envs=2)) == {"id": "gym/CartPole-v1", "num_envs": 2}
+
+
+@pytest.mark.parametrize("fault", [WorkerError("the encoder is dead"), DeadlineExceeded("the encoder is slow")])
+@pytest.mark.parametrize("call", ["add", "end_episode", "close"])
+def test_films_that_cannot_be_made_do_not_end_the_run(tmp_path, monkeypatch, caplog, fault, call):
+    asked = []
+
+    def failing(self, *_, **__):
+        asked.append(call)
+        raise fault
+
+    monkeypatch.setattr(VideoRecorder, call, failing)
+    with scripted(world.Habits(images=True, privileged=True)) as env:
+        recorder = recorder_of(tmp_path, env, every=1, dataset=str(tmp_path / "data"))
+        played(recorder, env, chunks=7)
+        recorder.abandon(np.zeros(2, dtype=np.int64))
+        recorder.close()
+    assert asked == [call]
+    assert caplog.text.count(str(fault)) == 1
+    assert [entry.steps for entry in FolderDataset(tmp_path / "data").entries] == [3, 5]
+
+
+def test_a_recorder_whose_process_was_killed_lets_the_run_go_on(tmp_path, caplog):
+    with scripted(world.Habits(images=True)) as env:
+        recorder = recorder_of(tmp_path, env, every=1)
+        recorder._recorder._process.kill()
+        recorder._recorder._process.wait()
+        played(recorder, env, chunks=7)
+        recorder.close()
+    assert caplog.text.count("The recording process") == 1
+
+
+def test_a_dataset_belongs_to_one_way_of_learning_and_to_one_recording_at_a_time(tmp_path):
+    where = f"record.dataset={tmp_path / 'data'}"
+
+    def origin(*words):
+        return recording_origin(parse_recipe("test", compose_recipe("gym_cartpole_ppo_mlp", [where, *words])))
+
+    for words in ("learner.lr=0.1", "policy.hidden=[8]", "algorithm.gamma=0.5", "rollout.decisions=16"):
+        assert origin(words) != origin(), words
+    assert origin("goal.env_steps=9", "checkpoint.every=3") == origin()  # how long it goes on does not decide it
+    with scripted(world.Habits()) as env:
+        first = recorder_of(tmp_path, env, dataset=str(tmp_path / "data"))
+        with pytest.raises(RefusedInput, match="another process is writing"):
+            recorder_of(tmp_path, env, dataset=str(tmp_path / "data"))
+        first.close()
+        recorder_of(tmp_path, env, dataset=str(tmp_path / "data")).close()

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from embodied.errors import ConfigurationError
+from embodied.errors import CheckpointError, ConfigurationError, DeadlineExceeded
+from embodied.runs.checkpoint import CheckpointStore
 from embodied.scheduler import Route, launcher
 from embodied.scheduler.lease import Leases
 from embodied.scheduler.plan import StagePlan, fit_memory
 from embodied.training.run import TrainingRun
+from reasoning.models.actor import Actor
+from reasoning.models.loading import open_model, open_tokenizer
 from reasoning.training.flow import reasoning_flow
 from reasoning.training.generate_worker import GenerateWorker
+from reasoning.training.learner_worker import LearnerWorker
 from reasoning.training.problems import gather
 from reasoning.training.recipe import load_run_recipe
+from reasoning.training.reward_worker import RewardWorker
 from tests.reasoning.small_runs import metrics_of, run_small, save_small_model, small_recipe, weights_of
 
 PPO = {"advantage": "gae", "kl_coefficient": 0.01, "kl_in": "reward", "kl": "k1"}
@@ -313,3 +320,65 @@ def test_a_stage_that_the_recipe_lacks_cannot_be_placed(model, tmp_path):
     recipe = small_recipe(model, cluster={"workers": {"critic": 2}})
     with pytest.raises(ConfigurationError, match="critic"):
         run_small(recipe, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_no_more_at_once_than_the_memory_given(model, tmp_path, monkeypatch):
+    """The critic and the model that learns cannot both stay, neither while they learn nor while they are saved."""
+    seen: list[tuple[float, int]] = []
+    genuine, saving = Leases.turn, TrainingRun._write
+    systems = []
+
+    @contextlib.asynccontextmanager
+    async def watched(self, *stages):
+        async with genuine(self, *stages):
+            if systems:
+                sizes = {name: sum(await group.call("memory")) for name, group in systems[-1].groups.items()}
+                seen.append((sum(size for name, size in sizes.items() if name not in self.away), stages))
+            yield
+
+    async def noted(self):
+        systems.append(self.system)
+        try:
+            return await saving(self)
+        finally:
+            systems.clear()
+
+    monkeypatch.setattr(Leases, "turn", watched)
+    monkeypatch.setattr(TrainingRun, "_write", noted)
+    memory = {"launcher": "inline", "memory_mib": 0.5}
+    outcome = run_small(small_recipe(model, algorithm=PPO, cluster=memory, goal={"responses": 16}), tmp_path / "tight")
+    assert {name for _, stages in seen for name in stages} == {"critic", "learner"}
+    assert max(held for held, _ in seen) <= 0.5 * 2**20
+    roomy = run_small(small_recipe(model, algorithm=PPO, goal={"responses": 16}), tmp_path / "roomy")
+    states = [CheckpointStore(made.folder.checkpoints, keep=9).latest().state()["workers"] for made in (outcome, roomy)]
+    for stage in ("critic", "learner"):
+        assert same(*(state[stage][0]["module"] for state in states))
+
+
+@pytest.mark.parametrize("operation", ["grade", "judge"])
+def test_what_goes_wrong_while_grading_arrives_as_itself(operation):
+    class Groups:
+        async def __aiter__(self):
+            yield 0, object()
+            yield 1, object()
+
+    async def broken(*_):
+        raise DeadlineExceeded("the grading processes are stuck")
+
+    worker = RewardWorker.__new__(RewardWorker)
+    worker.groups, worker._score = Groups(), broken
+    worker.options = SimpleNamespace(problems=(), held_out=())
+    with pytest.raises(DeadlineExceeded, match="the grading processes are stuck"):
+        asyncio.run(getattr(worker, operation)(None))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_tokenizer_that_does_not_fit_on_the_disk_is_said_as_of_a_checkpoint(model, tmp_path):
+    worker = LearnerWorker.__new__(LearnerWorker)
+    worker.context = SimpleNamespace(rank=0)
+    worker.module = Actor(open_model(model, seed=0, dtype=torch.float32, device="cpu"))
+    worker.tokenizer = open_tokenizer(model)
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"tokenizer could not be written to .*No space left.*Free some space"):
+        asyncio.run(worker.export(tmp_path))

@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import torch
 from embodied.errors import CheckpointError
 from embodied.runs.checkpoint import CheckpointStore
 from embodied.runs.state_file import read_state, write_state
+from policies.vla.bundle import Bundle
 
 STATE = {
     "weights": {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.tensor(3, dtype=torch.int64)},
@@ -168,3 +171,33 @@ def test_a_half_written_folder_is_no_checkpoint(tmp_path):
     (tmp_path / "step_5").mkdir()
     (tmp_path / "step_5" / "state.json").write_text(json.dumps({}))
     assert CheckpointStore(tmp_path, keep=1).latest() is None
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_the_new_one_counts(tmp_path, monkeypatch, caplog):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 1, STATE)
+    genuine = shutil.rmtree
+
+    def stuck(path, *rest, **options):
+        if path == store.path(1):
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return genuine(path, *rest, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", stuck)
+    save(store, 2, STATE)
+    assert store.latest().step == 2
+    assert "step_1 cannot be removed: Device or resource busy" in caplog.text
+    monkeypatch.setattr(shutil, "rmtree", genuine)
+    save(store, 3, STATE)
+    assert [checkpoint.step for checkpoint in store.all()] == [3]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full")
+def test_a_vlas_tokenizer_that_does_not_fit_on_the_disk_fails_as_the_rest_of_a_checkpoint_does(tmp_path):
+    def write(folder):
+        folder.mkdir()
+        (folder / "tokenizer.json").symlink_to("/dev/full")
+        Bundle.preset("tiny").write(folder)
+
+    with pytest.raises(CheckpointError, match=r"could not write a checkpoint .* tokenizer .*No space left"):
+        save(CheckpointStore(tmp_path, keep=1), 1, STATE, write)

@@ -1,5 +1,7 @@
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +154,20 @@ def test_a_folder_called_latest_is_left_alone(tmp_path):
     made = create_run_folder(tmp_path, "recipe")
     assert made.path.is_dir()
     assert sorted(path.name for path in (tmp_path / "recipe").iterdir()) == sorted([made.path.name, "latest"])
+
+
+def test_two_runs_that_begin_in_the_same_second_have_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda path, **_: False)  # as the other sees it, a moment before
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: create_run_folder(tmp_path, "small").path, range(4)))
+    assert len(set(made)) == 4
+
+
+def test_a_refused_run_gives_latest_back_to_the_one_before(tmp_path):
+    first, second = create_run_folder(tmp_path, "small"), create_run_folder(tmp_path, "small")
+    latest = tmp_path / "small" / "latest"
+    assert latest.resolve() == second.path
+    second.discard()
+    assert latest.resolve() == first.path
+    first.discard()
+    assert not latest.is_symlink()

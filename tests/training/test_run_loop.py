@@ -442,3 +442,16 @@ def test_a_command_says_where_everything_is_and_what_is_next(tmp_path, monkeypat
         "  eat beans",
         "",
     ]
+
+
+def test_a_stop_while_the_disk_is_full_is_a_stop(tmp_path, monkeypatch):
+    def full(self, result):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self.result))
+
+    async def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "write_result", full)
+    monkeypatch.setattr(BeanRun, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(BeanWorkload(), tmp_path / "run")

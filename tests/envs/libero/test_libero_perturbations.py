@@ -34,6 +34,23 @@ def plain() -> torch.Tensor:
     return images
 
 
+@pytest.mark.slow
+def test_an_episode_is_perturbed_alike_after_its_scene_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.libero.scene._KEPT_IDLE", 0)
+    batch = make_batch(LiberoConfig(id="libero/libero_10", cameras=(), perturb={"camera": 4}), 1)
+    drawn = []
+    for task in (0, 5, 0):
+        batch.reset(all_rows(batch), assign((task, 0, 1)))
+        model, world = batch.task_of(0).scene.model, batch._rows[0].world
+        usual = model.cam_pos.copy()
+        with world.applied():  # as when pictures are drawn
+            drawn.append(model.cam_pos.copy())
+        assert np.abs(drawn[-1] - usual).max() > 0.01
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+    assert len(batch._starts) == len(batch._tasks) == 1, "what is remembered keeps no dropped scene alive"
+    batch.close()
+
+
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return (one.float() - other.float()).abs().mean().item()
 

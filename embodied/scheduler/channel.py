@@ -39,6 +39,12 @@ class Arrival:
     left: int = 0
 
 
+def check_kind(item: Any, kind: type, channel: str, producer: str) -> None:
+    """Raise TypeError unless `item`, put by `producer`, is of the channel's kind."""
+    if not isinstance(item, kind):
+        raise TypeError(f"channel {channel} carries {kind.__name__}, but {producer} put a {type(item).__name__}")
+
+
 class Channel:
     """A queue with named producers and one named consumer.
 
@@ -84,10 +90,7 @@ class Channel:
 
     async def put(self, item: Any, key: Hashable, producer: str, weight: float = 1.0, members: int = 1) -> None:
         """Append `item` to the queue of `key`, waiting while the channel is full; see Arrival."""
-        if not isinstance(item, self.kind):
-            raise TypeError(
-                f"channel {self.name} carries {self.kind.__name__}, but {producer} put a {type(item).__name__}"
-            )
+        check_kind(item, self.kind, self.name, producer)
         async with self._changed:
             if len(self._arrivals) >= self.capacity:
                 await self._wait(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 from embodied.errors import ConfigurationError
 from embodied.scheduler.flow import Flow
@@ -27,11 +28,12 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A worker's place: its node, its torch device, and the cores it is pinned to (empty: not pinned)."""
+    """A worker's place: its node, its torch device, and the share of the node's cores that it is pinned to, as (index,
+    number of shares); None: not pinned."""
 
     node: Node
     device: str
-    cores: tuple[int, ...]
+    share: tuple[int, int] | None
 
 
 _DEVICE = re.compile(r"(?:node(?P<node>\d+)/)?(?P<kind>cpu|cuda)(?::(?P<index>\d+))?")
@@ -71,11 +73,20 @@ def _place_one(stage: str, text: str, nodes: list[Node], shares: dict[int, int])
     if match["kind"] == "cuda":
         if index >= node.gpus:
             raise ConfigurationError(f"stage {stage} is placed on {text}, but the cluster has {describe(nodes)}")
-        return Placed(node, f"cuda:{index}", ())
+        return Placed(node, f"cuda:{index}", None)
     if match["index"] is None:
-        return Placed(node, "cpu", ())
+        return Placed(node, "cpu", None)
     if shares[number] > node.cores:
         raise ConfigurationError(
             f"the plan cuts node{number}'s cores into {shares[number]} shares, but the cluster has {describe(nodes)}"
         )
-    return Placed(node, "cpu", tuple(balanced_range(index, shares[number], node.cores)))
+    return Placed(node, "cpu", (index, shares[number]))
+
+
+def share_of_cores(allowed: Iterable[int], index: int, shares: int) -> tuple[int, ...]:
+    """The `index`-th of so many equal shares of the cores that a process may use; where these are fewer than the
+    shares, several shares have the same core."""
+    cores = sorted(allowed)
+    if len(cores) < shares:
+        return (cores[index % len(cores)],)
+    return tuple(cores[i] for i in balanced_range(index, shares, len(cores)))

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from embodied.errors import ChannelClosed, DeadlineExceeded, EmbodiedError
-from embodied.scheduler.channel import Channel, Receipt
+from embodied.scheduler.channel import Channel, Receipt, check_kind
+from embodied.scheduler.cluster import share_of_cores
 from embodied.scheduler.launcher import run_operation
 from embodied.scheduler.ports import Fan, Ledger, Receiver, Sender
 from embodied.scheduler.tasks import together
@@ -37,7 +38,8 @@ from embodied.scheduler.worker import Worker, WorkerContext
 class HostedWorker:
     """What a host is told about its worker.
 
-    cores: that it is pinned to; none: any. threads: of the tensor library, at most as many as it has cores.
+    share: (index, number) of the node's cores that it is pinned to; None: any. threads: of the tensor library, at most
+    as many as it has cores.
     """
 
     worker: type[Worker]
@@ -48,7 +50,7 @@ class HostedWorker:
     device: str
     seed: int
     deadline: float
-    cores: tuple[int, ...]
+    share: tuple[int, int] | None
     threads: int
     granularity: int | None
     slots: int
@@ -72,11 +74,13 @@ class Rendezvous:
 class LinkLane:
     """A lane over a link; the end of a round is an item of its own."""
 
-    def __init__(self, link: Outgoing) -> None:
+    def __init__(self, link: Outgoing, channel: str, kind: type, producer: str) -> None:
         self._link = link
+        self._channel, self._kind, self._producer = channel, kind, producer
 
     async def put(self, item: Any, key: Hashable, weight: float, members: int) -> None:
-        """Send an item."""
+        """Send an item. Raises TypeError here, where the fault is, for one of another kind than the channel's."""
+        check_kind(item, self._kind, self._channel, self._producer)
         await self._link.send_async(item, (key, weight, members))
 
     async def end(self) -> None:
@@ -88,9 +92,13 @@ class WorkerHost:
     """One worker with its links."""
 
     def __init__(self, hosted: HostedWorker) -> None:
-        if hosted.cores:
-            os.sched_setaffinity(0, hosted.cores)
-        torch.set_num_threads(min(hosted.threads, len(hosted.cores) or hosted.threads))
+        threads = hosted.threads
+        if hosted.share is not None:
+            # of the cores that this process may use: a container's, a batch job's or taskset's are not all of the node
+            cores = share_of_cores(os.sched_getaffinity(0), *hosted.share)
+            os.sched_setaffinity(0, cores)
+            threads = min(threads, len(cores))
+        torch.set_num_threads(threads)
         self.trace = Trace()
         self._hosted = hosted
         self._context = WorkerContext(
@@ -210,7 +218,8 @@ class WorkerHost:
                 if edge.ahead is not None and len(links) > 1:
                     ledgers[edge.number] = self._ledger(edge, edge.ahead)
                 rules = {"granularity": self._hosted.granularity, "ledger": ledgers.get(edge.number)}
-                fan = Fan([LinkLane(link) for link in links], edge.route, rank, len(edge.producers), **rules)
+                lanes = [LinkLane(link, edge.name, edge.kind, worker.name) for link in links]
+                fan = Fan(lanes, edge.route, rank, len(edge.producers), **rules)
                 fans.setdefault(edge.ports[0], []).append(fan)
         worker.ports.update({port: Sender(port_fans) for port, port_fans in fans.items()})
 
@@ -303,15 +312,17 @@ class WorkerHost:
             pump.cancel()
         for channel in self._channels.values():
             await channel.close(asyncio.CancelledError("the run is over"))
-        if self.worker is not None:
-            await self.worker.close()
-        for listener in self._listeners.values():
-            listener.close()
-        for link in self._links:
-            with contextlib.suppress(EmbodiedError):  # the other end may be gone already
-                link.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        try:
+            if self.worker is not None:
+                await run_operation(self.worker, "close", ())
+        finally:
+            for listener in self._listeners.values():
+                listener.close()
+            for link in self._links:
+                with contextlib.suppress(EmbodiedError):  # the other end may be gone already
+                    link.close()
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 async def _pump(link: Incoming, channel: Channel, producer: str) -> None:
@@ -324,7 +335,7 @@ async def _pump(link: Incoming, channel: Channel, producer: str) -> None:
                 key, weight, members = key
                 await channel.put(item, key, producer, weight, members)
             del item, entry  # a view of the link's memory must not outlive its use here
-    except (EmbodiedError, ValueError) as error:
+    except Exception as error:  # nobody awaits a pump: whatever it is must reach the consumer, or it waits in vain
         await channel.close(error)
 
 

@@ -6,6 +6,7 @@ Items pass by reference and weights are shared tensors.
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from embodied.scheduler.ports import Fan, InProcessLane, Ledger, Receiver, Sende
 from embodied.scheduler.trace import Trace
 from embodied.scheduler.weights import Bucket, store
 from embodied.scheduler.worker import Worker, WorkerContext
+
+log = logging.getLogger(__name__)
 
 
 class InlineGroup(WorkerGroup):
@@ -125,12 +128,20 @@ class InlineLauncher(Launcher):
         return ledgers
 
     async def stop(self, error: BaseException | None) -> None:
-        """Wake whoever still waits, then close the workers."""
+        """Wake whoever still waits, then close the workers. Where nothing failed before, the first failure to close is
+        raised, after all were closed."""
         for channel in self._channels:
             await channel.close(error or asyncio.CancelledError("the run is over"))
-        for group in self.groups.values():
-            for worker in group.workers:
-                await worker.close()
+        failed: list[Exception] = []
+        for worker in [worker for group in self.groups.values() for worker in group.workers]:
+            try:
+                await run_operation(worker, "close", ())
+            except Exception as failure:
+                if error is not None or failed:
+                    log.error("%s", failure, exc_info=failure)
+                failed.append(failure)
+        if failed and error is None:
+            raise failed[0]
 
     async def sync_weights(self, version: int) -> None:
         """Within one process the tensors are shared, once, and nothing is copied unless the edge keeps them apart, or

@@ -56,8 +56,8 @@ class Launcher(abc.ABC):
             for name, group in self.groups.items():
                 self.announced[name] = (await group.call("setup", self.announced))[0]
             await self.set_residency(None)
-        except BaseException:
-            await self.stop(None)
+        except BaseException as error:
+            await self.stop(error)
             raise
         return self
 
@@ -101,7 +101,8 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     async def stop(self, error: BaseException | None) -> None:
-        """Close channels and workers; `error` is why, if something failed. Safe after a partial start."""
+        """Close channels and all workers; `error` is why, if something failed: it is not to be hidden by a worker that
+        fails to close. Safe after a partial start."""
 
     @abc.abstractmethod
     async def sync_weights(self, version: int) -> None:

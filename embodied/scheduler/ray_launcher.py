@@ -49,6 +49,9 @@ _ENVIRONMENT = {
 }
 
 
+_PULSE = "pulse"
+
+
 class RemoteTraceback(Exception):
     """The traceback of an exception in another process, as text; the cause of the exception raised here."""
 
@@ -75,6 +78,10 @@ class _HostActor:
     async def now(self) -> float:
         return time.perf_counter()
 
+    @ray.method(concurrency_group=_PULSE)
+    async def pulse(self) -> None:
+        """Answers also while an operation computes: the group has an event loop, and a thread, of its own."""
+
     async def facts(self) -> tuple[str, int, int]:
         """This process's node address, a free port on it, and its process id."""
         address = ray.util.get_node_ip_address()
@@ -86,21 +93,24 @@ class _HostActor:
 class RayGroup(WorkerGroup):
     """Workers behind actors."""
 
-    def __init__(self, stage: str, names: list[str], actors: list[Any]) -> None:
+    def __init__(self, stage: str, names: list[str], actors: list[Any], deadline: float) -> None:
         self.stage = stage
         self.size = len(actors)
         self.names = names
         self.actors = actors
+        self.deadline = deadline
+        self._started: set[int] = set()  # ranks whose processes have ever answered
 
     async def call_one(self, rank: int, operation: str, *arguments: Any) -> Any:
         """Run an operation on one worker."""
         return await self.host(rank, "run", operation, arguments)
 
     async def host(self, rank: int, method: str, *arguments: Any) -> Any:
-        """Call the host's own method."""
+        """Call the host's own method. It may take any time, but its process is asked for a sign of life after every
+        `deadline` seconds. Raises WorkerDied where there is none."""
         reference = self.actors[rank].do.remote(method, *arguments)
         try:
-            done, value = await reference
+            done, value = await self._watched(rank, reference, arguments[0] if method == "run" else method)
         except RayActorError as error:
             raise WorkerDied(
                 f"the process of {self.names[rank]} died during {method} {arguments[:1]}: {_reason(error)}"
@@ -119,6 +129,41 @@ class RayGroup(WorkerGroup):
             kind = WorkerError
             message = message if name == "WorkerError" else f"{self.names[rank]} failed in {method}: {name}: {message}"
         raise kind(message) from RemoteTraceback(trace)
+
+    async def _watched(self, rank: int, reference: Any, operation: str) -> Any:
+        """What `reference` comes to."""
+        began = time.monotonic()
+        answer = asyncio.ensure_future(reference)
+        try:
+            while not (await asyncio.wait({answer}, timeout=self.deadline))[0]:
+                alive = await self.alive(rank)
+                seconds = time.monotonic() - began
+                if answer.done():
+                    break
+                if not alive and rank not in self._started:
+                    # importing what a worker needs may take long, and Ray says so itself where a process cannot start
+                    log.warning("the process of %s has been starting for %.0f s", self.names[rank], seconds)
+                    continue
+                if not alive:
+                    raise WorkerDied(
+                        f"{self.names[rank]} has been at {operation} for {seconds:.0f} s, and its process does not "
+                        f"answer (asked for {_PULSE_SECONDS:g} s): it is stopped, or its node cannot be reached"
+                    )
+                log.warning("%s has been at %s for %.0f s; still alive", self.names[rank], operation, seconds)
+            value = await answer
+            self._started.add(rank)
+            return value
+        finally:
+            answer.cancel()
+
+    async def alive(self, rank: int) -> bool:
+        """Whether the worker's process gives a sign of life within some seconds."""
+        try:
+            await asyncio.wait_for(self.actors[rank].pulse.remote(), _PULSE_SECONDS)
+        except (RayActorError, TimeoutError):
+            return False
+        self._started.add(rank)
+        return True
 
     async def hosts(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all hosts of the group."""
@@ -184,7 +229,7 @@ class RayLauncher(Launcher):
         self._started_ray = True
 
     def _make_hosts(self, placed: dict[str, list[Placed]]) -> None:
-        actor = ray.remote(_HostActor)
+        actor = ray.remote(concurrency_groups={_PULSE: 1})(_HostActor)
         for name in self.flow.stages:
             actors, names = [], []
             for rank, spot in enumerate(placed[name]):
@@ -197,7 +242,7 @@ class RayLauncher(Launcher):
                 }
                 actors.append(actor.options(**options).remote(hosted))
                 names.append(worker_name(name, rank))
-            self.groups[name] = RayGroup(name, names, actors)
+            self.groups[name] = RayGroup(name, names, actors, self._deadline)
 
     def _hosted(self, name: str, rank: int, spot: Placed) -> HostedWorker:
         stage, plan = self.flow.stages[name], self.plan.stages[name]
@@ -210,7 +255,7 @@ class RayLauncher(Launcher):
             device=spot.device,
             seed=self._seed,
             deadline=self._deadline,
-            cores=spot.cores,
+            share=spot.share,
             threads=self._threads,
             granularity=plan.granularity,
             slots=plan.slots,
@@ -302,19 +347,9 @@ class RayLauncher(Launcher):
             )
 
     async def dead(self) -> list[str]:
-        """Ask every process whether it is there."""
-
-        async def alive(group: RayGroup, rank: int) -> bool:
-            try:
-                await asyncio.wait_for(group.actors[rank].facts.remote(), _ANSWER_SECONDS)
-            except RayActorError:
-                return False
-            except TimeoutError:
-                return True  # busy, not dead
-            return True
-
+        """Ask every process whether it is there; one that is stopped counts as gone."""
         places = [(group, rank) for group in self.groups.values() for rank in range(group.size)]
-        answers = await asyncio.gather(*(alive(group, rank) for group, rank in places))
+        answers = await asyncio.gather(*(group.alive(rank) for group, rank in places))
         return [group.names[rank] for (group, rank), there in zip(places, answers, strict=True) if not there]
 
     async def take_times(self) -> dict[tuple[str, str, str], float]:
@@ -337,11 +372,18 @@ class RayLauncher(Launcher):
 
     async def stop(self, error: BaseException | None) -> None:
         """Close all workers, end their processes, and Ray if it was started here."""
+        closing = {
+            asyncio.create_task(group.host(rank, "close")): group.names[rank]
+            for group in self.groups.values()
+            for rank in range(group.size)
+        }
         try:
-            for group in self.groups.values():
-                for rank in range(group.size):
-                    with contextlib.suppress(EmbodiedError, asyncio.TimeoutError):
-                        await asyncio.wait_for(group.host(rank, "close"), _CLOSE_SECONDS)
+            try:
+                await self._see_closed(closing, error)
+            finally:
+                for task in closing:
+                    task.cancel()
+                await asyncio.gather(*closing, return_exceptions=True)
         finally:
             for group in self.groups.values():
                 for actor in group.actors:
@@ -349,9 +391,21 @@ class RayLauncher(Launcher):
             if self._started_ray:
                 await asyncio.shield(asyncio.to_thread(ray.shutdown))
 
+    async def _see_closed(self, closing: dict[asyncio.Task[Any], str], error: BaseException | None) -> None:
+        """Wait for all workers at once, and tell which did not close."""
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
+        for task, name in closing.items():
+            if not task.done():
+                log.warning("%s has not closed within %g s; its process is killed", name, _CLOSE_SECONDS)
+            elif (failure := task.exception()) and (error is None or not isinstance(failure, WorkerDied)):
+                # told, but the run does not fail by it: its results are complete, or its error is another
+                log.error("%s", failure, exc_info=None if isinstance(failure, WorkerDied) else failure)
+
 
 _CLOSE_SECONDS = 20.0
-_ANSWER_SECONDS = 5.0
+# far more than a process needs that computes, or waits for its turn on a busy machine
+_PULSE_SECONDS = 30.0
 
 
 def cluster_nodes() -> list[Node]:

@@ -102,13 +102,13 @@ class Hosted(RayLauncher):
         for name, spots in placed.items():
             hosts = [WorkerHost(self._hosted(name, rank, spot)) for rank, spot in enumerate(spots)]
             world = len(hosts)
-            self.groups[name] = LocalGroup(name, [f"{name}[{i}]" for i in range(world)], hosts)
+            self.groups[name] = LocalGroup(name, [f"{name}[{i}]" for i in range(world)], hosts, self._deadline)
             for host in hosts:
                 await host.create()
         await self._join(placed)
 
     def _hosted(self, name, rank, spot):
-        return super()._hosted(name, rank, dataclasses.replace(spot, cores=()))  # this process is not to be pinned
+        return super()._hosted(name, rank, dataclasses.replace(spot, share=None))  # this process is not to be pinned
 
     async def stop(self, error):
         for group in self.groups.values():

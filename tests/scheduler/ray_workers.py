@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import torch
 
@@ -27,6 +28,14 @@ class Producer(Worker):
 
     async def raise_an_error(self):
         raise ValueError("a number of mine is bad")
+
+    async def process_id(self):
+        return os.getpid()
+
+    def compute(self, seconds):
+        """Without a turn of the event loop."""
+        time.sleep(seconds)
+        return self.context.rank
 
     async def wait_for_ever(self):
         await asyncio.sleep(3600)

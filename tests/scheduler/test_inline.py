@@ -53,6 +53,35 @@ class Sink(Worker):
         events.append("sink down")
 
 
+class BadAtClosing(Worker):
+    async def fail(self):
+        raise RuntimeError("the real cause")
+
+    async def close(self):
+        events.append(f"{self.name} down")
+        raise OSError(f"{self.name} could not finish its films")
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_all_workers_are_closed_and_the_first_failure_is_the_one_that_is_raised(failing, caplog):
+    events.clear()
+    flow = Flow("test")
+    for name in "xyz":
+        flow.stage(name, BadAtClosing, scales_with="items")
+
+    async def scenario():
+        async with InlineLauncher(flow, single_device_plan(flow, "cpu", 1), seed=0, deadline=5.0) as system:
+            if failing:
+                await system.group("x").call("fail")
+
+    with pytest.raises(WorkerError, match="the real cause" if failing else r"x\[0\] could not finish"):
+        asyncio.run(scenario())
+    assert events == ["x[0] down", "y[0] down", "z[0] down"]
+    assert ("x[0] could not finish" in caplog.text) == failing
+    assert "y[0] could not finish" in caplog.text
+    assert "z[0] could not finish" in caplog.text
+
+
 def launcher(count=5):
     events.clear()
     flow = Flow("test")

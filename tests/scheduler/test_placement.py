@@ -6,7 +6,7 @@ from embodied.interaction.flow import embodied_flow
 from embodied.interaction.placement import make_plan
 from embodied.interaction.recipe import parse_recipe
 from embodied.scheduler import Flow, Plan, StagePlan, Worker
-from embodied.scheduler.cluster import Node, place
+from embodied.scheduler.cluster import Node, place, share_of_cores
 from embodied.scheduler.plan import fit_memory
 
 NODES = [Node("a", "10.0.0.1", cores=8, gpus=2), Node("b", "10.0.0.2", cores=4, gpus=0)]
@@ -25,8 +25,14 @@ def plan(**devices):
 
 def test_workers_get_nodes_devices_and_shares_of_the_cores():
     placed = place(flow("x", "y"), plan(x=("cuda:1", "node1/cpu"), y=("cpu:0", "cpu:1", "cpu:2")), NODES)
-    assert [(p.node.id, p.device, p.cores) for p in placed["x"]] == [("a", "cuda:1", ()), ("b", "cpu", ())]
-    assert [p.cores for p in placed["y"]] == [(0, 1), (2, 3, 4), (5, 6, 7)]
+    assert [(p.node.id, p.device, p.share) for p in placed["x"]] == [("a", "cuda:1", None), ("b", "cpu", None)]
+    assert [p.share for p in placed["y"]] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_shares_divide_the_cores_that_a_process_may_use():
+    assert [share_of_cores(range(8), i, 3) for i in range(3)] == [(0, 1), (2, 3, 4), (5, 6, 7)]
+    assert [share_of_cores({12, 5, 4, 13}, i, 2) for i in range(2)] == [(4, 5), (12, 13)]
+    assert [share_of_cores({7, 9}, i, 3) for i in range(3)] == [(7,), (9,), (7,)]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embodied.errors import DeadlineExceeded, WorkerError
-from embodied.scheduler import Flow, Plan, Route, StagePlan
-from embodied.scheduler.ray_launcher import RayLauncher
+from embodied.errors import DeadlineExceeded, WorkerDied, WorkerError
+from embodied.scheduler import Flow, Plan, Route, StagePlan, ray_launcher
+from embodied.scheduler.ray_launcher import RayGroup, RayLauncher
 from tests.scheduler.ray_workers import Consumer, Producer
 
 pytestmark = pytest.mark.alone
@@ -107,15 +107,90 @@ def test_the_death_of_a_consumer_ends_the_producers_waits_and_names_it(route):
 
 @pytest.mark.slow
 def test_workers_are_pinned_to_their_share_of_the_cores_and_have_no_more_threads():
-    cores = os.cpu_count()
+    allowed = os.sched_getaffinity(0)
 
     async def scenario():
         async with launcher(producers=2, devices=("cpu:0", "cpu:1"), threads=64) as system:
             return await system.group("producer").call("cores_and_threads")
 
     (first, threads), (second, _) = asyncio.run(scenario())
-    assert not set(first) & set(second)
-    assert threads == len(first) == cores // 2
+    assert set(first) | set(second) <= allowed
+    assert len(allowed) == 1 or not set(first) & set(second)
+    assert threads == len(first) == max(1, len(allowed) // 2)
+
+
+@pytest.mark.slow
+def test_a_pinned_worker_stays_within_the_cores_that_the_run_may_use():
+    allowed = os.sched_getaffinity(0)
+    last = max(allowed)
+
+    async def scenario():
+        async with launcher(producers=2, devices=("cpu:0", "cpu:1")) as system:
+            return await system.group("producer").call("cores_and_threads")
+
+    os.sched_setaffinity(0, {last})
+    try:
+        assert asyncio.run(scenario()) == [([last], 1)] * 2
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_counts_as_dead_and_one_that_only_computes_does_not(monkeypatch, caplog):
+    monkeypatch.setattr(ray_launcher, "_PULSE_SECONDS", 10.0)
+    monkeypatch.setattr(ray_launcher, "_CLOSE_SECONDS", 4.0)
+
+    stopped = []
+
+    async def scenario():
+        async with launcher(deadline=5.0) as system:
+            assert await system.group("producer").call("compute", 12.0) == [0, 1]
+            assert await system.dead() == []
+            stopped.append(await system.group("producer").call_one(1, "process_id"))
+            os.kill(stopped[0], signal.SIGSTOP)
+            assert await system.dead() == ["producer[1]"]
+            await system.group("producer").call("compute", 0.0)
+
+    with pytest.raises(WorkerDied, match=r"producer\[1\] has been at compute .* not answer"):
+        asyncio.run(scenario())
+    assert "producer[0] has been at compute for 5 s; still alive" in caplog.text
+    assert not psutil.pid_exists(stopped[0]) or psutil.Process(stopped[0]).status() == psutil.STATUS_ZOMBIE
+
+
+class Unclosing(RayGroup):
+    """Workers without Ray that never close."""
+
+    async def host(self, rank, method, *arguments):
+        await asyncio.sleep(3600)
+
+
+def test_workers_that_do_not_close_are_waited_for_together_and_then_killed(monkeypatch, caplog):
+    monkeypatch.setattr(ray_launcher, "_CLOSE_SECONDS", 0.5)
+    killed = []
+    monkeypatch.setattr(ray_launcher.ray, "kill", killed.append)
+    system = launcher()
+    system.groups = {"x": Unclosing("x", [f"x[{i}]" for i in range(20)], list(range(20)), 60.0)}
+    started = time.monotonic()
+    asyncio.run(system.stop(None))
+    assert time.monotonic() - started < 5
+    assert killed == list(range(20))
+    assert "x[19] has not closed within 0.5 s" in caplog.text
+
+
+class FailsToClose(RayGroup):
+    async def host(self, rank, method, *arguments):
+        raise WorkerError(f"x[{rank}] cannot finish")
+
+
+def test_workers_that_fail_to_close_are_told(monkeypatch, caplog):
+    killed = []
+    monkeypatch.setattr(ray_launcher.ray, "kill", killed.append)
+    system = launcher()
+    system.groups = {"x": FailsToClose("x", ["x[0]", "x[1]"], [0, 1], 60.0)}
+    asyncio.run(system.stop(ValueError("why the run ends")))
+    assert killed == [0, 1]
+    assert "x[0] cannot finish" in caplog.text
+    assert "x[1] cannot finish" in caplog.text
 
 
 @pytest.mark.slow

@@ -29,6 +29,11 @@ def ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def heed_sighup() -> None:
+    """These tests may run under `nohup`, which a run respects."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def start(folder: Path, *overrides: str, before: Callable[[], None] | None = None) -> subprocess.Popen:
     """A run that has written its first checkpoint, in a process group of its own."""
     process = subprocess.Popen(
@@ -85,6 +90,7 @@ def test_a_run_whose_terminal_is_closed_ends_in_order(tmp_path):
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
+        preexec_fn=heed_sighup,
     )
     os.close(theirs)
     wait_for(folder / "checkpoints" / "step_1", process)
